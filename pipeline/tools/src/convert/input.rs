@@ -23,7 +23,7 @@ use super::weight;
 use crate::EXTRA_DECODE_BYTES;
 use crate::conform::conform;
 use crate::images::{COLUMNS, ImageFolder, ImageRows};
-use crate::output::Block;
+use crate::output::{Block, BlockBounds};
 use crate::progress::{Progress, Reading};
 use crate::text::{TextRows, TextRules};
 use crate::typed::{ColumnBuilder, Raw};
@@ -87,20 +87,22 @@ impl<'a> Inputs<'a> {
 }
 
 impl Rows<'_> {
-    /// The next block: at most `most_rows` rows and `most_bytes` bytes of values, but at least one row. Block
+    /// The next block: at most `most_rows` rows within the bytes of `bounds`, but at least one row. Block
     /// boundaries do not depend on how the rows were read.
     pub(super) fn block(
         &mut self,
         most_rows: u64,
-        most_bytes: usize,
+        bounds: &BlockBounds,
     ) -> Result<Option<Block<Vec<RawChunk>>>, Error> {
+        let forms = &bounds.forms;
         let mut block = Block { item: Vec::new(), rows: 0, bytes: 0 };
         while block.rows < most_rows {
             let Some(chunk) = self.chunk()? else { break };
             let room = usize::try_from(most_rows - block.rows).unwrap_or(usize::MAX).min(chunk.rows());
-            let fitting = weight::rows_within(chunk.columns(), room, most_bytes.saturating_sub(block.bytes));
+            let left_bytes = bounds.bytes.saturating_sub(block.bytes);
+            let fitting = weight::rows_within(chunk.columns(), room, left_bytes, forms);
             let taken = if block.rows == 0 { fitting.max(1) } else { fitting };
-            block.bytes += weight::of_rows(chunk.columns(), taken);
+            block.bytes += weight::of_rows(chunk.columns(), taken, forms);
             block.rows += taken as u64;
             if taken > 0 {
                 block.item.push(part(&chunk, 0, taken));

@@ -225,9 +225,9 @@ impl Conversion<'_> {
         let schema: &Arc<Schema> = self.inputs.schema;
         let run = Run { target: self.target, schema, rows: self.rows, shards: shards.clone(), bounds };
         let mut rows = self.inputs.rows_from(self.target.first_row(shards.start, self.rows))?;
-        let most_bytes = self.target.block(schema).bytes;
+        let bounds = self.target.block(schema);
         let written =
-            run.write(|most_rows| rows.block(most_rows, most_bytes), |block| block.into_iter().map(Ok));
+            run.write(|most_rows| rows.block(most_rows, &bounds), |block| block.into_iter().map(Ok));
         if written.is_err() {
             self.inputs.progress.cancel();
         }

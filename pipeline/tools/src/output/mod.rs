@@ -49,8 +49,8 @@ const STREAM_BLOCK_ROWS: usize = 8192;
 /// The maximum size of a block's values, for other files and for Parquet.
 const STREAM_BLOCK_BYTES: usize = 4 << 20;
 const GROUP_BYTES: usize = 64 << 20;
-/// The memory use of the headers in an archive per byte: the archive grows by doubling.
-const HEADERS_HELD: usize = 2;
+/// The memory use of the headers and names in an archive per byte: the archive grows by doubling.
+const OVERHEAD_HELD: usize = 2;
 
 /// A format of files that are written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -294,17 +294,19 @@ impl Target {
 
     /// The bounds of a block of rows with this schema.
     pub(crate) fn block(&self, schema: &Schema) -> BlockBounds {
+        let forms = vec![Form::Once; schema.fields().len()];
+        let bounds =
+            BlockBounds { rows: STREAM_BLOCK_ROWS, bytes: STREAM_BLOCK_BYTES, overhead_bytes: 0, forms };
         match self.format {
-            OutputFormat::Parquet => {
-                BlockBounds { rows: self.group_rows, bytes: GROUP_BYTES, overhead_bytes: 0 }
-            }
+            OutputFormat::Parquet => BlockBounds { rows: self.group_rows, bytes: GROUP_BYTES, ..bounds },
             OutputFormat::WebDataset => {
-                let overhead_bytes = SampleLayout::new(schema, 0).map_or(0, |layout| layout.overhead_bytes());
+                let Ok(layout) = SampleLayout::new(schema, 0) else { return bounds };
+                let overhead_bytes = layout.overhead_bytes();
                 let rows = (STREAM_BLOCK_BYTES / overhead_bytes.max(1)).clamp(1, STREAM_BLOCK_ROWS);
-                BlockBounds { rows, bytes: STREAM_BLOCK_BYTES, overhead_bytes }
+                BlockBounds { rows, overhead_bytes, forms: layout.forms(), ..bounds }
             }
             OutputFormat::TfRecord | OutputFormat::Csv | OutputFormat::JsonLines | OutputFormat::Mds => {
-                BlockBounds { rows: STREAM_BLOCK_ROWS, bytes: STREAM_BLOCK_BYTES, overhead_bytes: 0 }
+                bounds
             }
         }
     }
@@ -314,17 +316,31 @@ impl Target {
 pub(crate) struct BlockBounds {
     /// The maximum rows.
     pub(crate) rows: usize,
-    /// The maximum bytes of values.
+    /// The maximum bytes of values in their forms.
     pub(crate) bytes: usize,
-    /// The encoded bytes of a row beyond its values, if they matter: the headers of files in archives.
-    overhead_bytes: usize,
+    /// The encoded bytes of a row beyond its values, if they matter: the headers of files in archives, and the names of
+    /// members of JSON.
+    pub(crate) overhead_bytes: usize,
+    /// The form of each column.
+    pub(crate) forms: Vec<Form>,
+}
+
+/// The form of a column's values in an encoded row, by which their bytes are counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Form {
+    /// Each value once, in about as many bytes as in memory.
+    Once,
+    /// Each value as many times.
+    Times(usize),
+    /// As JSON text.
+    Json,
 }
 
 /// Rows that will form a block.
 pub(crate) struct Block<B> {
     pub(crate) item: B,
     pub(crate) rows: u64,
-    /// The peak memory use of this block, including its encoded forms. [`Run::write`] adds the headers of files.
+    /// The peak memory use of this block, including its encoded forms. [`Run::write`] adds the overhead of rows.
     pub(crate) bytes: usize,
 }
 
@@ -426,8 +442,8 @@ impl Cursor<'_> {
                     ));
                 };
                 self.row += rows;
-                let headers = (rows as usize).saturating_mul(self.block.overhead_bytes);
-                let bytes = bytes.saturating_add(headers.saturating_mul(HEADERS_HELD));
+                let overhead = (rows as usize).saturating_mul(self.block.overhead_bytes);
+                let bytes = bytes.saturating_add(overhead.saturating_mul(OVERHEAD_HELD));
                 return Ok(Some(Weighed { item: Step::Block(item, first_row), bytes }));
             }
             self.shard += 1;

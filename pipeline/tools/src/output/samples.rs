@@ -28,7 +28,7 @@ use millstream_pipeline::Error;
 use serde_json::Value;
 
 use super::encode::{bad_value, field, in_memory};
-use super::{OutputFormat, narrow};
+use super::{Form, OutputFormat, narrow};
 use crate::values::{JsonColumn, Room, has_json_form};
 
 /// The column that holds keys.
@@ -41,6 +41,8 @@ const LEAST_DIGITS: usize = 6;
 /// ASCII.
 const FILE_BYTES: usize = 1024;
 const PAX_FILE_BYTES: usize = 2560;
+/// The bytes of a member of an object beyond its quoted name and its value: a brace or comma, and a colon.
+const MEMBER_BYTES: usize = 2;
 /// Names up to this length have no pax header.
 const SHORT_NAME: usize = 100;
 /// The maximum length of a key that is the number of a row, with the dot after it.
@@ -140,17 +142,43 @@ impl SampleLayout {
         Ok(())
     }
 
-    /// The maximum bytes of headers and padding of a sample, unless its key is very long.
+    /// The maximum bytes of a sample beyond its values in their [forms](Self::forms): headers, padding, and the names of
+    /// members of its object.
     pub(super) fn overhead_bytes(&self) -> usize {
         let has_key = self.roles.contains(&Role::Key);
-        let has_object = self.roles.iter().any(|role| matches!(role, Role::Member(_)));
-        let names = self.names.iter().zip(&self.roles).filter(|(_, role)| **role == Role::File);
-        let names = names.map(|(name, _)| name.as_str()).chain(has_object.then_some(OBJECT));
         let of_file = |name: &str| {
             let is_short = !has_key && name.is_ascii() && NUMBER_KEY + name.len() <= SHORT_NAME;
             if is_short { FILE_BYTES } else { PAX_FILE_BYTES + name.len() }
         };
-        names.map(of_file).sum()
+        let of_members: usize = self.members().map(|member| member.len() + MEMBER_BYTES).sum();
+        self.files().map(of_file).sum::<usize>() + of_members
+    }
+
+    /// The forms of the columns.
+    pub(super) fn forms(&self) -> Vec<Form> {
+        // Each name of a file has the key.
+        let files = self.files().count().max(1);
+        let form = |role: &Role| match role {
+            Role::Key => Form::Times(files),
+            Role::File | Role::InText(_) => Form::Once,
+            Role::Member(_) => Form::Json,
+        };
+        self.roles.iter().map(form).collect()
+    }
+
+    /// The extensions of the files of a sample that has all values.
+    fn files(&self) -> impl Iterator<Item = &str> {
+        let has_object = self.members().next().is_some();
+        let names = self.names.iter().zip(&self.roles).filter(|(_, role)| **role == Role::File);
+        names.map(|(name, _)| name.as_str()).chain(has_object.then_some(OBJECT))
+    }
+
+    /// The quoted names of the members of the object.
+    fn members(&self) -> impl Iterator<Item = &str> {
+        self.roles.iter().filter_map(|role| match role {
+            Role::Member(name) => Some(name.as_str()),
+            Role::Key | Role::File | Role::InText(_) => None,
+        })
     }
 
     fn check(&self, is_single: impl Fn(usize) -> bool) -> Result<(), Error> {

@@ -295,6 +295,40 @@ fn samples_do_not_depend_on_threads_or_blocks() {
 }
 
 #[test]
+fn blocks_of_samples_count_long_keys_and_members_of_json() {
+    const ROWS: usize = 100;
+    let bench = Bench::new();
+    let keys: ArrayRef =
+        Arc::new(StringArray::from_iter_values((0..ROWS).map(|row| format!("{row}{}", "k".repeat(20_000)))));
+    let number: ArrayRef = Arc::new(Int64Array::from(vec![7; ROWS]));
+    let (mut long, mut empty) =
+        (ListBuilder::new(Int64Builder::new()), ListBuilder::new(Int64Builder::new()));
+    for _ in 0..ROWS {
+        long.append_value([Some(i64::MIN); 500]);
+        empty.append_value([]);
+    }
+    let name = "n".repeat(3_000);
+    let columns = vec![
+        ("__key__", keys),
+        ("a", number.clone()),
+        ("b", number),
+        ("long", Arc::new(long.finish()) as ArrayRef),
+        (name.as_str(), Arc::new(empty.finish()) as ArrayRef),
+    ];
+    bench.write("in.parquet", parquet_of(columns));
+    bench.convert("in.parquet", "out.tar", &ConvertOptions::default()).unwrap();
+    let archive = std::fs::metadata(bench.dir.path().join("out.tar")).unwrap().len() as usize;
+    let batch = &bench.parquet("in.parquet")[0];
+    assert_eq!(batch.num_rows(), ROWS);
+    let target = output::plan("out.tar", &[], &OutputOptions::default(), &bench.here()).unwrap();
+    let bounds = target.block(&batch.schema());
+    let counted = weight::of_rows(batch, ROWS, &bounds.forms) + ROWS * bounds.overhead_bytes;
+    assert!((archive..2 * archive).contains(&counted), "{counted} bytes for {archive}");
+    let rows = weight::rows_within(batch, ROWS, bounds.bytes, &bounds.forms);
+    assert!((1..ROWS).contains(&rows) && rows * (archive / ROWS) < 2 * bounds.bytes, "{rows} rows");
+}
+
+#[test]
 fn shards_without_rows_are_valid() {
     let bench = Bench::new();
     bench.write("in.csv", "n,m\n1,2\n");
