@@ -14,6 +14,7 @@ use millstream_pipeline::bad_records::BadRecords;
 use millstream_pipeline::dataset::Dataset;
 use millstream_pipeline::spec::OnBadRecord;
 use millstream_test_storage::{Fault, Options, Server};
+use millstream_tools::convert::{ConvertOptions, Converted, convert};
 use millstream_tools::generate::{Generated, Generator};
 use millstream_tools::output::Destination;
 use millstream_tools::progress::Progress;
@@ -40,12 +41,21 @@ impl Cloud {
         Self { runtime, server, stores }
     }
 
+    fn destination(&self) -> Destination {
+        Destination { stores: self.stores.clone(), runtime: self.runtime.handle().clone() }
+    }
+
     fn generate(&self, output: &str, rows: u64, progress: &Progress) -> Result<Generated, Error> {
         let mut generator = Generator { rows, output: output.to_owned(), ..Generator::default() };
         generator.options.shards = Some(3);
         generator.options.threads = 2;
-        let (stores, runtime) = (self.stores.clone(), self.runtime.handle().clone());
-        generator.run(&Destination { stores, runtime }, progress)
+        generator.run(&self.destination(), progress)
+    }
+
+    fn convert(&self, input: &Path, output: &str) -> Result<Converted, Error> {
+        let pattern = input.to_str().unwrap().to_owned();
+        let inputs = self.runtime.block_on(self.stores.list(&[pattern], Path::new("/")))?;
+        convert(&inputs, output, &ConvertOptions::default(), &self.destination(), &Progress::default())
     }
 
     fn open(&self, pattern: &str) -> Dataset {
@@ -92,6 +102,31 @@ fn files_in_the_cloud_match_local_ones() {
     assert_eq!(cloud.read(&cloud.open("gs://b/made/a-*.parquet")).unwrap(), 90_000);
     assert_eq!(cloud.read(&cloud.open("az://b/made/b-*.parquet")).unwrap(), 90_000);
     assert_eq!(cloud.read(&cloud.open("az://b/*/b-0000[02]-*")).unwrap(), 60_000);
+}
+
+#[test]
+fn an_index_of_other_shards_in_the_cloud_is_not_replaced() {
+    let cloud = Cloud::new();
+    let directory = tempfile::tempdir().unwrap();
+    let input = directory.path().join("in.csv");
+    std::fs::write(&input, "n\n1\n2\n").unwrap();
+    for cloud_of in ["gs", "az"] {
+        let (ours, index) = (format!("{cloud_of}://b/{cloud_of}"), format!("b/{cloud_of}/index.json"));
+        // The index of the same shards is replaced.
+        for _ in 0..2 {
+            let converted = cloud.convert(&input, &format!("{ours}/a@2.mds")).unwrap();
+            assert_eq!((converted.rows, converted.files.len()), (2, 3));
+        }
+        let written = cloud.server.get(&index).unwrap();
+        for other in [&written[..], b"{}", b"not JSON"] {
+            cloud.server.put(&index, other.to_vec());
+            let before = cloud.server.names();
+            let error = cloud.convert(&input, &format!("{ours}/b.mds")).unwrap_err().to_string();
+            assert!(error.starts_with(&format!("{ours}/index.json: describes other files")), "{error}");
+            assert_eq!((cloud.server.names(), cloud.server.uploads()), (before, 0));
+            assert!(cloud.server.get(&index).unwrap() == other);
+        }
+    }
 }
 
 #[test]
