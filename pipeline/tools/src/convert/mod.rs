@@ -8,6 +8,7 @@
 //! Each run seeks to its first row, reads its own rows and writes its own files. A run with several threads reads on
 //! one of them at a time and encodes on all ([`crate::output`]). The output does not depend on the number of threads.
 
+mod indexes;
 mod input;
 mod schema;
 #[cfg(test)]
@@ -31,6 +32,7 @@ use crate::output::{self, Destination, OutputOptions, Run, Staged, Target, Writt
 use crate::progress::Progress;
 use crate::text::{Skipped, TextRules};
 
+use indexes::without_indexes;
 use input::{Inputs, Source};
 use schema::{Described, Plan};
 
@@ -81,6 +83,8 @@ pub fn convert(
     progress: &Progress,
 ) -> Result<Converted, Error> {
     let runtime = &destination.runtime;
+    let (data, skipped) = without_indexes(inputs, options.input_format);
+    let inputs = &data[..];
     let target = output::plan(output, inputs, &options.output, destination)?;
     target.check_index()?;
     let folder = ImageFolder::of(inputs, options.input_format)?;
@@ -94,6 +98,7 @@ pub fn convert(
         all_samples && columns[column].source == *schema.field(column).name()
     })?;
     notes.extend(target.note(&schema));
+    notes.extend(skipped);
     progress.expect_bytes(inputs.iter().map(Object::size).sum());
     let rows = sources.iter().map(|source| source.rows).sum();
     let inputs = Inputs {

@@ -39,7 +39,7 @@ use super::{OutputCompression, OutputFormat, Staged, narrow};
 use crate::values::{JsonColumn, Room, has_json_form};
 
 /// The name of the index, which the library needs beside the shards.
-pub(super) const INDEX_NAME: &str = "index.json";
+pub(crate) const INDEX_NAME: &str = "index.json";
 
 /// The limits of a shard, those of [`mds_writer::head`].
 const MAX_ROWS: usize = 1 << 24;

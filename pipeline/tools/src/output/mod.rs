@@ -37,6 +37,7 @@ use millstream_pipeline::Error;
 use millstream_pipeline::parallel::{Bounds, Weighed, in_order};
 
 use encode::{Encoder, Piece, ShardFile};
+pub(crate) use mds::INDEX_NAME;
 use mds::MdsLayout;
 pub use passed::PassedColumn;
 use samples::SampleLayout;
@@ -196,10 +197,8 @@ impl Target {
     /// The address of the index, of MDS.
     fn index(&self) -> Option<String> {
         let directory = self.addresses.first()?.rsplit_once('/').map(|(directory, _)| directory);
-        let address = directory.map_or_else(
-            || mds::INDEX_NAME.to_owned(),
-            |directory| format!("{directory}/{}", mds::INDEX_NAME),
-        );
+        let address =
+            directory.map_or_else(|| INDEX_NAME.to_owned(), |directory| format!("{directory}/{INDEX_NAME}"));
         (self.format == OutputFormat::Mds).then_some(address)
     }
 

@@ -389,6 +389,56 @@ fn an_index_of_other_shards_is_not_replaced() {
 }
 
 #[test]
+fn indexes_of_shards_are_no_data() {
+    let bench = Bench::new();
+    bench.write("in.csv", "n,t\n1,a\n2,b\n");
+    bench.convert("in.csv", "a/b/s@2.mds", &ConvertOptions::default()).unwrap();
+    bench.convert("in.csv", "c/s@2.mds.zst", &ConvertOptions::default()).unwrap();
+    bench.convert("in.csv", "d/s@2.tar", &ConvertOptions::default()).unwrap();
+    let rows = |input: &str, given| {
+        let options = ConvertOptions { input_format: given, ..ConvertOptions::default() };
+        bench.convert(input, "out.jsonl", &options).unwrap()
+    };
+    let shards = "{\"shards\": []}\n";
+    bench.write("d/index.json", shards);
+    for (input, given) in [
+        ("a/**", None),
+        ("a/b/*", Some(FileFormat::Mds)),
+        ("c/*", None),
+        ("d/*", None),
+        ("d/*", Some(FileFormat::WebDataset)),
+    ] {
+        let converted = rows(input, given);
+        assert_eq!(converted.rows, 2, "{input}");
+        let note = &converted.notes[0];
+        assert!(note.ends_with("/index.json: skipped, because it is the index of shards"), "{note}");
+    }
+    // Of the merged shards in the directories below.
+    bench.write("a/index.json", shards);
+    let converted = rows("a/**", None);
+    assert_eq!(converted.rows, 2);
+    let note = &converted.notes[0];
+    assert!(
+        note.ends_with("a/b/index.json and 1 more: skipped, because they are indexes of shards"),
+        "{note}"
+    );
+    // The name of a default output is that of data.
+    let mut options = ConvertOptions::default();
+    options.output.format = Some(OutputFormat::Parquet);
+    let converted = bench.convert("c/*", "e/", &options).unwrap();
+    assert!(converted.files[0].ends_with("/e/s-00000-of-00002.parquet"), "{:?}", converted.files);
+    // Without shards it is data.
+    bench.write("e/index.json", "{\"n\": 1}\n{\"n\": 2}\n{\"n\": 3}\n");
+    bench.write("e/more.json", "{\"n\": 4}\n");
+    for (input, count) in [("e/index.json", 3), ("e/*.json", 4)] {
+        let converted = rows(input, None);
+        assert_eq!(converted.rows, count, "{input}");
+        assert!(converted.notes.is_empty(), "{:?}", converted.notes);
+    }
+    assert_eq!(rows("c/index.json", None).rows, 1);
+}
+
+#[test]
 fn no_index_is_left_if_shards_cannot_be_replaced() {
     let bench = Bench::new();
     bench.write("in.csv", "n\n1\n2\n");
