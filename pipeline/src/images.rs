@@ -26,9 +26,6 @@ use crate::ingest::{Counters, SkippedRecords};
 use crate::order::{Pass, image_random};
 use crate::pack::RowRef;
 
-/// The environment variable that names the file of libjpeg-turbo, where it is not the system's.
-const TURBO_FILE: &str = "MILLSTREAM_TURBOJPEG";
-
 /// The bytes planned for an encoded image if the data does not say.
 const USUAL_BYTES: u64 = 128 << 10;
 
@@ -145,8 +142,7 @@ impl ImageStage {
         seed: u64,
         skips: bool,
     ) -> Result<Self, Error> {
-        let file = std::env::var_os(TURBO_FILE).map(std::path::PathBuf::from);
-        let turbo = Turbo::load(file.as_deref()).map(Arc::new).map_err(Arc::new);
+        let turbo = Turbo::load().map(Arc::new).map_err(Arc::new);
         let large = Arc::new(LargeImages::new(large));
         let reader = |column: &ImageColumn| Mutex::new(ImageReader::new(&column.spec, turbo.clone(), &large));
         let columns = columns.iter().map(|column| StageColumn {

@@ -14,6 +14,47 @@ pub(crate) struct Region {
     pub(crate) height: f64,
 }
 
+/// A rectangle of whole pixels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Window {
+    pub(crate) left: u32,
+    pub(crate) top: u32,
+    pub(crate) width: u32,
+    pub(crate) height: u32,
+}
+
+impl Window {
+    /// All of an image of `size` (width, height).
+    pub(crate) fn whole((width, height): (u32, u32)) -> Self {
+        Self { left: 0, top: 0, width, height }
+    }
+}
+
+impl Region {
+    /// The pixels of an image of `size` (width, height) on which the region depends when it is resized to `output`: the filter
+    /// reaches as far beyond the region as a pixel of the result covers, at least one pixel.
+    pub(crate) fn window(&self, size: (u32, u32), output: (u32, u32)) -> Window {
+        let along = |start: f64, length: f64, size: u32, output: u32| {
+            let reach = (length / f64::from(output)).max(1.0) + 1.0;
+            let first = (start - reach).floor().max(0.0) as u32;
+            let end = (start + length + reach).ceil().min(size.into()) as u32;
+            (first, end - first)
+        };
+        let (left, width) = along(self.left, self.width, size.0, output.0);
+        let (top, height) = along(self.top, self.height, size.1, output.1);
+        Window { left, top, width, height }
+    }
+
+    /// The same region in coordinates of a window of the image.
+    pub(crate) fn within(self, window: Window) -> Self {
+        let (left, top) = (self.left - f64::from(window.left), self.top - f64::from(window.top));
+        // Rounding must not move it beyond the border.
+        let width = self.width.min(f64::from(window.width) - left);
+        let height = self.height.min(f64::from(window.height) - top);
+        Self { left, top, width, height }
+    }
+}
+
 /// Random numbers.
 pub(crate) struct Draws<'a>(pub(crate) &'a mut dyn FnMut() -> u64);
 
@@ -132,6 +173,10 @@ mod tests {
                 let slack = 1e-6 * f64::from(width.max(height));
                 prop_assert!(left + w <= f64::from(width) + slack, "{crop:?}: {left} + {w} of {width}");
                 prop_assert!(top + h <= f64::from(height) + slack, "{crop:?}: {top} + {h} of {height}");
+                let region = Region { left, top, width: w, height: h };
+                let window = region.window((width, height), (out_width, out_height));
+                prop_assert!(window.width > 0 && window.left + window.width <= width, "{window:?}");
+                prop_assert!(window.height > 0 && window.top + window.height <= height, "{window:?}");
             }
         }
     }

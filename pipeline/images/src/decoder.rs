@@ -7,6 +7,7 @@ use image_webp::WebPDecoder;
 use png::{ColorType, Limits, Transformations};
 
 use crate::ImageError;
+use crate::crop::Window;
 use crate::spec::Channels;
 use crate::turbo::{Decompressor, JpegHeader, Turbo, TurboError};
 
@@ -100,19 +101,20 @@ impl Decoder {
         Ok(Opened { bytes, width, height, content })
     }
 
-    /// Decodes an opened image to `pixels`, with `channels`. JPEG images may be reduced, by 1, 2, 4 or 8. Returns the
-    /// width and the height.
+    /// Decodes an opened image to `pixels`, with `channels`. JPEG images may be reduced, by 1, 2, 4 or 8. `needed` is a window of
+    /// the image of this resolution; returns the window that was decoded, which contains it.
     pub(crate) fn decode(
         &mut self,
         opened: Opened<'_>,
         channels: Channels,
         reduction: u32,
+        needed: Window,
         pixels: &mut Vec<u8>,
-    ) -> Result<(u32, u32), ImageError> {
+    ) -> Result<Window, ImageError> {
         let Opened { bytes, width, height, content } = opened;
         let format = match content {
             Content::Jpeg(header, mut decompressor) => {
-                return decompressor.decompress(bytes, header, (channels, reduction), pixels);
+                return decompressor.decompress(bytes, header, (channels, reduction), needed, pixels);
             }
             Content::Png(mut reader) => {
                 let size = reader.output_buffer_size().ok_or_else(|| damaged("PNG", &"it has no pixels"))?;
@@ -140,7 +142,7 @@ impl Decoder {
         if pixels.len() != width as usize * height as usize * channels.count() {
             return Err(damaged(format, &"it has fewer pixels than its header says"));
         }
-        Ok((width, height))
+        Ok(Window::whole((width, height)))
     }
 
     /// Frees the memory of the last image.

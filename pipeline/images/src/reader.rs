@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
-use fast_image_resize::images::{Image, ImageRef};
+use fast_image_resize::images::{CroppedImage, Image, ImageRef};
 use fast_image_resize::{FilterType, PixelType, ResizeAlg, ResizeOptions, Resizer};
 
 use crate::ImageError;
 use crate::color::ColorMap;
-use crate::crop::{Draws, Region};
+use crate::crop::{Draws, Region, Window};
 use crate::decoder::{Decoder, Opened};
 use crate::large::LargeImages;
 use crate::spec::{Channels, Decode, ImageSpec};
@@ -99,7 +99,7 @@ impl ImageReader {
         Ok(())
     }
 
-    /// Decodes an image, and resizes the region of it.
+    /// Decodes what the region of an image needs, and resizes the region.
     fn resized(
         &mut self,
         spec: &ImageSpec,
@@ -107,22 +107,25 @@ impl ImageReader {
         region: Region,
         reduction: u32,
     ) -> Result<(), ImageError> {
-        let size = (opened.width, opened.height);
-        let decoded_size = self.decoder.decode(opened, spec.channels, reduction, &mut self.decoded)?;
-        let region = reduced(region, size, decoded_size);
-        if is_whole(&region, decoded_size) && decoded_size == (spec.width, spec.height) {
+        let (size, output) = ((opened.width, opened.height), (spec.width, spec.height));
+        let reduced_size = (size.0.div_ceil(reduction), size.1.div_ceil(reduction));
+        let region = reduced(region, size, reduced_size);
+        let needed = region.window(reduced_size, output);
+        let decoded = self.decoder.decode(opened, spec.channels, reduction, needed, &mut self.decoded)?;
+        if is_whole(&region, reduced_size) && reduced_size == output {
             std::mem::swap(&mut self.decoded, &mut self.resized);
             return Ok(());
         }
-        self.resize(spec, decoded_size, region)
+        self.resize(spec, decoded, needed, region)
     }
 
     /// Resizes the region by a triangular filter, which covers as many pixels as a pixel of the result stands for, as
-    /// Pillow's and torchvision's do.
+    /// Pillow's and torchvision's do. The result depends on the `needed` window alone, not on what else was `decoded`.
     fn resize(
         &mut self,
         spec: &ImageSpec,
-        (width, height): (u32, u32),
+        decoded: Window,
+        needed: Window,
         region: Region,
     ) -> Result<(), ImageError> {
         let pixel = match spec.channels {
@@ -133,7 +136,12 @@ impl ImageReader {
         self.resized.resize(size, 0);
         let failed =
             |error: &dyn ToString| ImageError::Damaged { format: "decoded", message: error.to_string() };
-        let source = ImageRef::new(width, height, &self.decoded, pixel).map_err(|error| failed(&error))?;
+        let source = ImageRef::new(decoded.width, decoded.height, &self.decoded, pixel)
+            .map_err(|error| failed(&error))?;
+        let (left, top) = (needed.left - decoded.left, needed.top - decoded.top);
+        let source = CroppedImage::new(&source, left, top, needed.width, needed.height)
+            .map_err(|error| failed(&error))?;
+        let region = region.within(needed);
         let mut out = Image::from_slice_u8(spec.width, spec.height, &mut self.resized, pixel)
             .map_err(|error| failed(&error))?;
         let options = ResizeOptions::new()
@@ -182,6 +190,7 @@ pub(crate) mod tests {
 
     use super::*;
     use crate::spec::{Crop, Jitter, Layout};
+    use crate::turbo::tests::noise;
 
     pub(crate) fn spec() -> ImageSpec {
         ImageSpec {
@@ -248,7 +257,7 @@ pub(crate) mod tests {
     #[test]
     fn a_damaged_image_does_not_spoil_the_next_one() {
         // The library is not on every host.
-        let Ok(turbo) = Turbo::load(None) else { return };
+        let Ok(turbo) = Turbo::load() else { return };
         let mut reader =
             ImageReader::new(&Arc::new(spec()), Ok(Arc::new(turbo)), &Arc::new(LargeImages::new(1)));
         let mut read = |bytes: &[u8]| {
@@ -260,6 +269,40 @@ pub(crate) mod tests {
         for length in 3..BASELINE.len() - 2 {
             assert!(read(&BASELINE[..length]).is_err(), "{length}");
             assert_eq!(read(BASELINE), intact, "after an image of {length} bytes");
+        }
+    }
+
+    #[test]
+    fn parts_do_not_change_the_result() {
+        // The library is not on every host.
+        let (Ok(turbo), Ok(old)) = (Turbo::load(), Turbo::load()) else { return };
+        let crops = [
+            Crop::RandomResized { scale: [0.01, 1.0], ratio: [0.5, 2.0] },
+            Crop::Center { fraction: 0.3 },
+            Crop::Center { fraction: 0.875 },
+        ];
+        let size = (203, 149);
+        let images =
+            [0, 1, 2, 3].map(|kind| turbo.encode(&noise(size, kind), size, (kind as i32, 90, kind == 1)));
+        let large = Arc::new(LargeImages::new(1));
+        let (turbo, old) = (Arc::new(turbo), Arc::new(old.without_parts()));
+        for (number, crop) in crops.into_iter().cycle().take(60).enumerate() {
+            for decode in [Decode::Exact, Decode::Fast] {
+                let spec = Arc::new(ImageSpec { height: 33, width: 40, crop, decode, ..spec() });
+                for image in &images {
+                    let [parts, whole] = [&turbo, &old].map(|turbo| {
+                        let (mut out, mut state) = (vec![0; 33 * 40 * 3], number as u64);
+                        let mut random = || {
+                            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(11);
+                            state ^ state >> 29
+                        };
+                        let mut reader = ImageReader::new(&spec, Ok(Arc::clone(turbo)), &large);
+                        reader.read(image, &mut random, &mut out).unwrap();
+                        out
+                    });
+                    assert!(parts == whole, "draw {number} of {crop:?}, {decode:?}");
+                }
+            }
         }
     }
 

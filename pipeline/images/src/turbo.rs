@@ -1,18 +1,26 @@
 //! libjpeg-turbo of the host, by the functions of its TurboJPEG interface (version 2, which later ones keep).
 //!
 //! Loaded at run time and never linked, as CUDA is: a host without JPEG images needs no library.
+//!
+//! Version 3 can decode a part of an image: the entropy-coded data above and beside it is read, but not transformed to pixels, and
+//! that below it is not read. The pixels are those of the whole image, if the part is a little larger than what is used of it
+//! ([`part`]). Damage below the part is not found, except a missing end of the image.
 
 use std::error::Error;
 use std::ffi::{CStr, c_char, c_int, c_uchar, c_ulong, c_void};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
 use crate::ImageError;
+use crate::crop::Window;
 use crate::spec::Channels;
 
 /// The library's file name, the same since version 1.2.
 const FILE: &str = "libturbojpeg.so.0";
+
+/// The environment variable that names the library's file, where it is not the system's.
+const FILE_VARIABLE: &str = "MILLSTREAM_TURBOJPEG";
 
 /// The suggested fix if it is missing.
 const REMEDY: &str = "install package libturbojpeg0 (Debian, Ubuntu) or turbojpeg (Fedora, RHEL)";
@@ -50,6 +58,25 @@ const TJCS_YCCK: c_int = 4;
 const TJFLAG_ACCURATEDCT: c_int = 4_096;
 const TJFLAG_LIMITSCANS: c_int = 32_768;
 const TJERR_WARNING: c_int = 0;
+const TJPARAM_PRECISION: c_int = 7;
+const TJPARAM_PROGRESSIVE: c_int = 12;
+const TJPARAM_SCANLIMIT: c_int = 13;
+const TJPARAM_LOSSLESS: c_int = 15;
+
+/// The widths in pixels of the units in which a scan codes an image, by kind of subsampling: 4:4:4, 4:2:2, 4:2:0, grey, 4:4:0, 4:1:1,
+/// 4:4:1 (`tjMCUWidth` of turbojpeg.h).
+const UNIT_WIDTHS: [u32; 7] = [8, 16, 16, 8, 8, 32, 8];
+
+/// The scans of a progressive image after which it is refused, as `TJFLAG_LIMITSCANS` sets it: a small file may have many,
+/// and each takes time.
+const MAX_SCANS: c_int = 500;
+
+/// The pixels at the left and right borders of a part which differ from those of the whole image: colours are interpolated with
+/// those of the neighbours.
+const BORDER: u32 = 2;
+
+/// The width of a part from which colours are interpolated as in the whole image. The library does not interpolate those of narrow images.
+const INTERPOLATED_WIDTH: u32 = 16;
 
 /// Warnings that leave all pixels intact, by parts of their texts (jerror.h). Other warnings report lost data.
 const HARMLESS: [&str; 6] = [
@@ -63,6 +90,9 @@ const HARMLESS: [&str; 6] = [
 
 /// The error of a header with unusual sampling, which is complete and can be decoded.
 const UNUSUAL_SAMPLING: &str = "Could not determine subsampling type";
+
+/// The width or the height from which each of the library's factors, which are eighths, gives another size.
+const REDUCED_SIZE: u32 = 16;
 
 /// The end of an image, and the bytes behind it within which it is searched.
 const END: [u8; 2] = [0xff, 0xd9];
@@ -94,8 +124,35 @@ pub struct Turbo {
     error_text: unsafe extern "C" fn(*mut c_void) -> *mut c_char,
     error_code: unsafe extern "C" fn(*mut c_void) -> c_int,
     destroy: unsafe extern "C" fn(*mut c_void) -> c_int,
+    /// `None` before version 3.
+    parts: Option<Parts>,
     /// Keeps the functions valid.
     _library: libloading::Library,
+}
+
+/// The functions that decode a part of an image, of version 3.
+struct Parts {
+    get: unsafe extern "C" fn(*mut c_void, c_int) -> c_int,
+    set: unsafe extern "C" fn(*mut c_void, c_int, c_int) -> c_int,
+    set_scale: unsafe extern "C" fn(*mut c_void, Scale) -> c_int,
+    set_region: unsafe extern "C" fn(*mut c_void, TurboRegion) -> c_int,
+    decompress: unsafe extern "C" fn(*mut c_void, *const c_uchar, usize, *mut c_uchar, c_int, c_int) -> c_int,
+}
+
+/// `tjscalingfactor` of turbojpeg.h.
+#[repr(C)]
+struct Scale {
+    numerator: c_int,
+    denominator: c_int,
+}
+
+/// `tjregion` of turbojpeg.h.
+#[repr(C)]
+struct TurboRegion {
+    left: c_int,
+    top: c_int,
+    width: c_int,
+    height: c_int,
 }
 
 /// The size and the colours of a JPEG image.
@@ -104,6 +161,8 @@ pub(crate) struct JpegHeader {
     pub(crate) width: u32,
     pub(crate) height: u32,
     is_cmyk: bool,
+    /// The width of the units in which it is coded; `None` if its subsampling is unusual.
+    unit_width: Option<u32>,
 }
 
 /// A decompressor of one image, for one thread at a time.
@@ -116,12 +175,15 @@ pub(crate) struct Decompressor {
 unsafe impl Send for Decompressor {}
 
 impl Turbo {
-    /// Loads the library from `file`, or by its usual name from the system.
+    /// Loads the library that the environment variable `MILLSTREAM_TURBOJPEG` names, or else that of the system.
     ///
     /// # Errors
     /// There is no such library, or it lacks a function.
-    pub fn load(file: Option<&Path>) -> Result<Self, TurboError> {
-        let file = file.map_or_else(|| PathBuf::from(FILE), Path::to_owned);
+    pub fn load() -> Result<Self, TurboError> {
+        Self::load_from(std::env::var_os(FILE_VARIABLE).map_or_else(|| PathBuf::from(FILE), PathBuf::from))
+    }
+
+    fn load_from(file: PathBuf) -> Result<Self, TurboError> {
         // SAFETY: the library has no initializers.
         let library = unsafe { libloading::Library::new(&file) }.map_err(|error| TurboError::Missing {
             file: file.display().to_string(),
@@ -142,7 +204,26 @@ impl Turbo {
             error_code: unsafe { function(&library, "tjGetErrorCode") }.map_err(lacks)?,
             // SAFETY: as above.
             destroy: unsafe { function(&library, "tjDestroy") }.map_err(lacks)?,
+            parts: Parts::of(&library).ok(),
             _library: library,
+        })
+    }
+}
+
+impl Parts {
+    fn of(library: &libloading::Library) -> Result<Self, &'static str> {
+        // SAFETY, for each: the type is that of the function in turbojpeg.h.
+        Ok(Self {
+            // SAFETY: as above.
+            get: unsafe { function(library, "tj3Get") }?,
+            // SAFETY: as above.
+            set: unsafe { function(library, "tj3Set") }?,
+            // SAFETY: as above.
+            set_scale: unsafe { function(library, "tj3SetScalingFactor") }?,
+            // SAFETY: as above.
+            set_region: unsafe { function(library, "tj3SetCroppingRegion") }?,
+            // SAFETY: as above.
+            decompress: unsafe { function(library, "tj3Decompress8") }?,
         })
     }
 }
@@ -184,54 +265,117 @@ impl Decompressor {
                 check(text, is_warning, jpeg)?;
             }
         }
+        if !self.is_usual() {
+            return Err(damaged("it is coded without loss, or with more than 8 bits".to_owned()));
+        }
         match (u32::try_from(width), u32::try_from(height)) {
-            (Ok(width @ 1..), Ok(height @ 1..)) => {
-                Ok(JpegHeader { width, height, is_cmyk: matches!(colors, TJCS_CMYK | TJCS_YCCK) })
-            }
+            (Ok(width @ 1..), Ok(height @ 1..)) => Ok(JpegHeader {
+                width,
+                height,
+                is_cmyk: matches!(colors, TJCS_CMYK | TJCS_YCCK),
+                unit_width: usize::try_from(subsampling).ok().and_then(|kind| UNIT_WIDTHS.get(kind)).copied(),
+            }),
             _ => Err(damaged("it has no pixels".to_owned())),
         }
     }
 
-    /// Decodes an image with this header to `pixels`, reduced by `reduction`: 1, 2, 4 or 8. Returns its size.
+    /// Whether the image, whose header was read, is coded with loss and 8 bits. Version 2 decodes no others. Version 3 does, but
+    /// does not reduce images without loss: it would write more pixels than there is room for.
+    fn is_usual(&self) -> bool {
+        // SAFETY: the handle is valid, and the function has no other conditions.
+        let get = |parts: &Parts, parameter| unsafe { (parts.get)(self.handle.as_ptr(), parameter) };
+        self.turbo
+            .parts
+            .as_ref()
+            .is_none_or(|parts| get(parts, TJPARAM_LOSSLESS) == 0 && get(parts, TJPARAM_PRECISION) == 8)
+    }
+
+    /// Decodes at least the `needed` window of an image with this header to `pixels`, reduced by `reduction`: 1, 2, 4 or 8. Returns
+    /// the window that was decoded. Both windows are of the reduced image.
     pub(crate) fn decompress(
         &mut self,
         jpeg: &[u8],
         header: JpegHeader,
         (channels, reduction): (Channels, u32),
+        needed: Window,
         pixels: &mut Vec<u8>,
-    ) -> Result<(u32, u32), ImageError> {
+    ) -> Result<Window, ImageError> {
         let (width, height) = (header.width.div_ceil(reduction), header.height.div_ceil(reduction));
         let (format, bytes) = match (header.is_cmyk, channels) {
             (true, _) => (TJPF_CMYK, 4),
             (false, Channels::Rgb) => (TJPF_RGB, 3),
             (false, Channels::Gray) => (TJPF_GRAY, 1),
         };
-        pixels.clear();
-        pixels.resize(width as usize * height as usize * bytes, 0);
-        // SAFETY: the handle is valid; the library reads `jpeg.len()` bytes at most. It writes `height` lines of `width`
-        // pixels of `bytes` bytes without gaps (a pitch of 0), for which `pixels` has room: the size is checked against
-        // that of the image, and a larger image is refused.
-        let status = unsafe {
-            (self.turbo.decompress)(
-                self.handle.as_ptr(),
-                jpeg.as_ptr(),
-                jpeg.len() as c_ulong,
-                pixels.as_mut_ptr(),
-                width as c_int,
-                0,
-                height as c_int,
-                format,
-                TJFLAG_ACCURATEDCT | TJFLAG_LIMITSCANS,
-            )
+        let whole = Window::whole((width, height));
+        let part = header.unit_width.map_or(whole, |unit| part(needed, whole, unit.div_ceil(reduction)));
+        // Version 2 reduces smaller images by the least factor that gives this size.
+        let is_small = reduction > 1 && header.width.max(header.height) < REDUCED_SIZE;
+        // A progressive image has no parts.
+        let has_part = part != whole && !is_small && self.select(part, reduction);
+        let decoded = if has_part { part } else { whole };
+        // The library writes all pixels, or fails.
+        pixels.resize(decoded.width as usize * decoded.height as usize * bytes, 0);
+        let status = match &self.turbo.parts {
+            // SAFETY: the handle is valid; the library reads `jpeg.len()` bytes at most. It writes `decoded.height` lines of
+            // `decoded.width` pixels of `bytes` bytes without gaps (a pitch of 0), for which `pixels` has room: `select` has set
+            // this part. The library fails if the image, whose header it reads again, has no such part.
+            Some(parts) if decoded != whole => unsafe {
+                (parts.decompress)(
+                    self.handle.as_ptr(),
+                    jpeg.as_ptr(),
+                    jpeg.len(),
+                    pixels.as_mut_ptr(),
+                    0,
+                    format,
+                )
+            },
+            // SAFETY: the handle is valid; the library reads `jpeg.len()` bytes at most. It writes `height` lines of `width`
+            // pixels of `bytes` bytes without gaps (a pitch of 0), for which `pixels` has room: the size is checked against
+            // that of the image, and a larger image is refused.
+            _ => unsafe {
+                (self.turbo.decompress)(
+                    self.handle.as_ptr(),
+                    jpeg.as_ptr(),
+                    jpeg.len() as c_ulong,
+                    pixels.as_mut_ptr(),
+                    width as c_int,
+                    0,
+                    height as c_int,
+                    format,
+                    TJFLAG_ACCURATEDCT | TJFLAG_LIMITSCANS,
+                )
+            },
         };
         if status != 0 {
             let (text, is_warning) = self.message();
             check(text, is_warning, jpeg)?;
+        } else if decoded != whole && !has_end(jpeg) {
+            return Err(damaged("Premature end of JPEG file".to_owned()));
         }
         if header.is_cmyk {
             of_cmyk(pixels, channels);
         }
-        Ok((width, height))
+        Ok(decoded)
+    }
+
+    /// Selects the part of the image, whose header was read, that is decoded next. Returns whether the library can do so, with the
+    /// pixels of the whole image: blocks of a progressive image that lacks the last bits are smoothed with those around them.
+    fn select(&mut self, part: Window, reduction: u32) -> bool {
+        let Some(parts) = &self.turbo.parts else { return false };
+        let scale = Scale { numerator: 1, denominator: reduction as c_int };
+        let region = TurboRegion {
+            left: part.left as c_int,
+            top: part.top as c_int,
+            width: part.width as c_int,
+            height: part.height as c_int,
+        };
+        // SAFETY: the handle is valid, and the functions have no other conditions.
+        unsafe {
+            (parts.get)(self.handle.as_ptr(), TJPARAM_PROGRESSIVE) == 0
+                && (parts.set)(self.handle.as_ptr(), TJPARAM_SCANLIMIT, MAX_SCANS) == 0
+                && (parts.set_scale)(self.handle.as_ptr(), scale) == 0
+                && (parts.set_region)(self.handle.as_ptr(), region) == 0
+        }
     }
 
     /// The message of a call that failed, and whether it is a warning.
@@ -245,12 +389,24 @@ impl Decompressor {
     }
 }
 
+/// The part of an image to decode so that the pixels of the `needed` window are those of the `whole` image. It begins at a multiple
+/// of `unit` pixels.
+fn part(needed: Window, whole: Window, unit: u32) -> Window {
+    let end = (needed.left + needed.width + BORDER).max(INTERPOLATED_WIDTH).min(whole.width);
+    let first = needed.left.saturating_sub(BORDER).min(end.saturating_sub(INTERPOLATED_WIDTH));
+    let left = first / unit * unit;
+    Window { left, width: end - left, ..needed }
+}
+
 /// Passes a harmless warning. The library reports the first warning only, so a lost end must not hide behind it.
 fn check(text: String, is_warning: bool, jpeg: &[u8]) -> Result<(), ImageError> {
     let is_harmless = is_warning && HARMLESS.iter().any(|harmless| text.contains(harmless));
+    if is_harmless && has_end(jpeg) { Ok(()) } else { Err(damaged(text)) }
+}
+
+fn has_end(jpeg: &[u8]) -> bool {
     let tail = &jpeg[jpeg.len().saturating_sub(END_WITHIN)..];
-    let has_end = tail.windows(END.len()).any(|bytes| bytes == END);
-    if is_harmless && has_end { Ok(()) } else { Err(damaged(text)) }
+    tail.windows(END.len()).any(|bytes| bytes == END)
 }
 
 impl Drop for Decompressor {
@@ -280,14 +436,212 @@ fn of_cmyk(pixels: &mut Vec<u8>, channels: Channels) {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     #![allow(clippy::unwrap_used)]
+
+    use proptest::prelude::*;
 
     use super::*;
 
+    impl Turbo {
+        /// As before version 3.
+        pub(crate) fn without_parts(self) -> Self {
+            Self { parts: None, ..self }
+        }
+
+        /// An image of these pixels, RGB; `None` if the library cannot encode.
+        pub(crate) fn encode(
+            &self,
+            pixels: &[u8],
+            (width, height): (u32, u32),
+            (subsampling, quality, progressive): (i32, i32, bool),
+        ) -> Vec<u8> {
+            type Compress = unsafe extern "C" fn(
+                *mut c_void,
+                *const c_uchar,
+                c_int,
+                c_int,
+                c_int,
+                c_int,
+                *mut *mut c_uchar,
+                *mut c_ulong,
+                c_int,
+                c_int,
+                c_int,
+            ) -> c_int;
+            assert_eq!(pixels.len(), 3 * width as usize * height as usize);
+            let flags = if progressive { 16_384 } else { 0 };
+            let (mut jpeg, mut length) = (std::ptr::null_mut(), 0);
+            // SAFETY: the types are those of turbojpeg.h; the library reads the pixels, and allocates what it writes.
+            unsafe {
+                let init: unsafe extern "C" fn() -> *mut c_void =
+                    function(&self._library, "tjInitCompress").unwrap();
+                let compress: Compress = function(&self._library, "tjCompress2").unwrap();
+                let free: unsafe extern "C" fn(*mut c_uchar) = function(&self._library, "tjFree").unwrap();
+                let handle = init();
+                let (width, height) = (width as c_int, height as c_int);
+                let status = compress(
+                    handle,
+                    pixels.as_ptr(),
+                    width,
+                    0,
+                    height,
+                    TJPF_RGB,
+                    &mut jpeg,
+                    &mut length,
+                    subsampling,
+                    quality,
+                    flags,
+                );
+                assert_eq!(status, 0);
+                let bytes = std::slice::from_raw_parts(jpeg, length as usize).to_vec();
+                free(jpeg);
+                (self.destroy)(handle);
+                bytes
+            }
+        }
+    }
+
+    /// Pixels with edges and noise.
+    pub(crate) fn noise((width, height): (u32, u32), seed: u64) -> Vec<u8> {
+        let mut state = seed;
+        let mut next = || {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (state >> 56) as u8
+        };
+        let count = 3 * width * height;
+        (0..count).map(|i| if i / 40 % 3 == 0 { next() } else { (i / 7) as u8 }).collect()
+    }
+
+    fn decode(
+        turbo: &Arc<Turbo>,
+        jpeg: &[u8],
+        (channels, reduction): (Channels, u32),
+        needed: Option<Window>,
+    ) -> Result<(Window, Vec<u8>), String> {
+        let mut decompressor = Decompressor::new(turbo).unwrap();
+        let header = decompressor.header(jpeg).map_err(|error| error.to_string())?;
+        let whole = Window::whole((header.width.div_ceil(reduction), header.height.div_ceil(reduction)));
+        let mut pixels = Vec::new();
+        let needed = needed.unwrap_or(whole);
+        let decoded = decompressor.decompress(jpeg, header, (channels, reduction), needed, &mut pixels);
+        decoded.map(|window| (window, pixels)).map_err(|error| error.to_string())
+    }
+
+    /// The pixels of a window within those of another.
+    fn cut((outer, pixels): &(Window, Vec<u8>), inner: Window) -> Vec<u8> {
+        let bytes = pixels.len() / (outer.width as usize * outer.height as usize);
+        let lines = (inner.top - outer.top) as usize..(inner.top - outer.top + inner.height) as usize;
+        let line = |line: usize| {
+            let first = line * outer.width as usize + (inner.left - outer.left) as usize;
+            pixels[first * bytes..][..inner.width as usize * bytes].to_vec()
+        };
+        lines.flat_map(line).collect()
+    }
+
+    /// The start and the length of a part of `0..size`.
+    fn range(size: u32, (start, length): (u32, u32)) -> (u32, u32) {
+        let start = start % size;
+        (start, 1 + length % (size - start))
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(2_000))]
+
+        #[test]
+        fn a_part_has_the_pixels_of_the_whole_image(
+            width in 1_u32..120, height in 1_u32..90, seed: u64, subsampling in 0_i32..7, quality in 1_i32..=100,
+            progressive: bool, gray: bool, reduction in prop::sample::select(vec![1, 1, 2, 4, 8]),
+            across: (u32, u32), down: (u32, u32), changed in prop::option::of((any::<usize>(), 1_u8..)),
+        ) {
+            // The library is not on every host.
+            let Ok(turbo) = Turbo::load() else { return Ok(()) };
+            let turbo = Arc::new(turbo);
+            if std::env::var_os(FILE_VARIABLE).is_some() {
+                prop_assert!(turbo.parts.is_some(), "version 3 is named, so that this test tests parts");
+            }
+            let size = (width, height);
+            // Version 2 has no 4:4:1.
+            let subsampling = if turbo.parts.is_some() { subsampling } else { subsampling % 6 };
+            let mut jpeg = turbo.encode(&noise(size, seed), size, (subsampling, quality, progressive));
+            if let Some((place, flipped)) = changed {
+                let place = place % jpeg.len();
+                jpeg[place] ^= flipped;
+            }
+            let how = (if gray { Channels::Gray } else { Channels::Rgb }, reduction);
+            // Its header, or any part of it, may be damaged.
+            let Ok(whole) = decode(&turbo, &jpeg, how, None) else { return Ok(()) };
+            let (left, width) = range(whole.0.width, across);
+            let (top, height) = range(whole.0.height, down);
+            let needed = Window { left, top, width, height };
+            let part = decode(&turbo, &jpeg, how, Some(needed)).unwrap();
+            prop_assert_eq!(cut(&part, needed), cut(&whole, needed), "{:?} of {:?}", part.0, whole.0);
+        }
+    }
+
+    #[test]
+    fn images_without_loss_are_refused() {
+        type Set = unsafe extern "C" fn(*mut c_void, c_int, c_int) -> c_int;
+        type Compress = unsafe extern "C" fn(
+            *mut c_void,
+            *const c_uchar,
+            c_int,
+            c_int,
+            c_int,
+            c_int,
+            *mut *mut c_uchar,
+            *mut usize,
+        ) -> c_int;
+        // Version 2 does not encode them.
+        let Some(turbo) = Turbo::load().ok().filter(|turbo| turbo.parts.is_some()) else { return };
+        let (mut jpeg, mut length) = (std::ptr::null_mut(), 0);
+        let pixels = noise((64, 64), 1);
+        // SAFETY: the types are those of turbojpeg.h; the library reads the pixels, and allocates what it writes.
+        let jpeg = unsafe {
+            let init: unsafe extern "C" fn(c_int) -> *mut c_void =
+                function(&turbo._library, "tj3Init").unwrap();
+            let set: Set = function(&turbo._library, "tj3Set").unwrap();
+            let compress: Compress = function(&turbo._library, "tj3Compress8").unwrap();
+            let free: unsafe extern "C" fn(*mut c_uchar) = function(&turbo._library, "tjFree").unwrap();
+            let handle = init(0);
+            assert_eq!(set(handle, TJPARAM_LOSSLESS, 1), 0);
+            assert_eq!(compress(handle, pixels.as_ptr(), 64, 0, 64, TJPF_RGB, &mut jpeg, &mut length), 0);
+            let bytes = std::slice::from_raw_parts(jpeg, length).to_vec();
+            free(jpeg);
+            (turbo.destroy)(handle);
+            bytes
+        };
+        let error = decode(&Arc::new(turbo), &jpeg, (Channels::Rgb, 2), None).unwrap_err();
+        assert!(error.contains("it is coded without loss"), "{error}");
+    }
+
+    #[test]
+    fn damage_is_found_above_a_part_and_at_the_end() {
+        // The library is not on every host.
+        let Ok(turbo) = Turbo::load() else { return };
+        let (turbo, size) = (Arc::new(turbo), (96, 96));
+        for progressive in [false, true] {
+            let jpeg = turbo.encode(&noise(size, 5), size, (2, 90, progressive));
+            let read = |jpeg: &[u8], top| {
+                let needed = Window { left: 40, top, width: 8, height: 8 };
+                decode(&turbo, jpeg, (Channels::Rgb, 1), Some(needed)).map(|_| ())
+            };
+            assert_eq!(read(&jpeg, 0), Ok(()));
+            for cut in [2, 3, 10, 1_000] {
+                let error = read(&jpeg[..jpeg.len() - cut], 0).unwrap_err();
+                assert!(error.contains("Premature end of JPEG file"), "{error}");
+            }
+            // The end of the image, and of the entropy-coded data, in the midst of it.
+            let mut jpeg = jpeg;
+            let place = jpeg.len() / 2;
+            jpeg[place..place + 2].copy_from_slice(&END);
+            assert!(read(&jpeg, 88).is_err());
+        }
+    }
+
     #[test]
     fn a_missing_library_is_reported_with_its_package() {
-        let Err(error) = Turbo::load(Some(Path::new("/nowhere/libturbojpeg.so.0"))) else {
+        let Err(error) = Turbo::load_from(PathBuf::from("/nowhere/libturbojpeg.so.0")) else {
             panic!("there is one")
         };
         let message = error.to_string();
@@ -300,15 +654,11 @@ mod tests {
 
     /// Decodes an image; `None` without the library, which is not on every host.
     fn decoded(jpeg: &[u8]) -> Option<Result<Vec<u8>, String>> {
-        let turbo = Arc::new(Turbo::load(None).ok()?);
-        let mut decompressor = Decompressor::new(&turbo).unwrap();
-        let mut pixels = Vec::new();
-        let decoded = decompressor
-            .header(jpeg)
-            .and_then(|header| decompressor.decompress(jpeg, header, (Channels::Rgb, 1), &mut pixels));
-        Some(
-            decoded.map(|size| assert_eq!(size, (17, 9))).map(|()| pixels).map_err(|error| error.to_string()),
-        )
+        let decoded = decode(&Arc::new(Turbo::load().ok()?), jpeg, (Channels::Rgb, 1), None);
+        Some(decoded.map(|(window, pixels)| {
+            assert_eq!(window, Window::whole((17, 9)));
+            pixels
+        }))
     }
 
     /// The offset behind a marker.

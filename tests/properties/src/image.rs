@@ -19,7 +19,7 @@ const PROGRESSIVE: &[u8] = include_bytes!("image/progressive.jpg");
 /// Without the library, which is not on every host, JPEG images are errors.
 fn turbo() -> Result<Arc<Turbo>, Arc<TurboError>> {
     static TURBO: OnceLock<Result<Arc<Turbo>, Arc<TurboError>>> = OnceLock::new();
-    TURBO.get_or_init(|| Turbo::load(None).map(Arc::new).map_err(Arc::new)).clone()
+    TURBO.get_or_init(|| Turbo::load().map(Arc::new).map_err(Arc::new)).clone()
 }
 
 /// Made of the first three bytes.
