@@ -4,8 +4,10 @@
     python3 bench/images.py [--images 4096] [--rounds 5] [--seconds 6] [--only MEASURE...] [--streaming PYTHON]
                             [--directory target/bench/images] [--package target/site] [--pictures /usr/share/backgrounds]
 
-Needs bench/requirements.txt, libturbojpeg0, the package linked by `python/link target/site target/release`, and photographs (Debian's
-mate-backgrounds; those in scikit-image and scikit-learn are added). JPEG images of 500 x 375 are cut from the photographs, at
+Needs bench/requirements.txt, libjpeg-turbo, the package linked by `python/link target/site target/release`, and photographs (Debian's
+mate-backgrounds; those in scikit-image and scikit-learn are added). To measure what the wheel does, build libjpeg-turbo 3 by
+`packaging/turbojpeg`, and set MILLSTREAM_TURBOJPEG to the path of target/turbojpeg/libturbojpeg.so.0; with Debian's version 2.1.5,
+feeds decode whole images. JPEG images of 500 x 375 are cut from the photographs, at
 quality 95. `bench/images_rival.py` describes the rivals; one that is not installed is reported as absent. `--streaming` names a Python
 with mosaicml-streaming, which needs an older NumPy.
 
