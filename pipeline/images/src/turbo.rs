@@ -58,14 +58,18 @@ const TJCS_YCCK: c_int = 4;
 const TJFLAG_ACCURATEDCT: c_int = 4_096;
 const TJFLAG_LIMITSCANS: c_int = 32_768;
 const TJERR_WARNING: c_int = 0;
+const TJPARAM_SUBSAMP: c_int = 4;
+const TJPARAM_JPEGWIDTH: c_int = 5;
+const TJPARAM_JPEGHEIGHT: c_int = 6;
 const TJPARAM_PRECISION: c_int = 7;
+const TJPARAM_COLORSPACE: c_int = 8;
 const TJPARAM_PROGRESSIVE: c_int = 12;
 const TJPARAM_SCANLIMIT: c_int = 13;
 const TJPARAM_LOSSLESS: c_int = 15;
 
-/// The widths in pixels of the units in which a scan codes an image, by kind of subsampling: 4:4:4, 4:2:2, 4:2:0, grey, 4:4:0, 4:1:1,
-/// 4:4:1 (`tjMCUWidth` of turbojpeg.h).
-const UNIT_WIDTHS: [u32; 7] = [8, 16, 16, 8, 8, 32, 8];
+/// Multiples of the width in pixels of a minimum coded unit, by kind of subsampling: 4:4:4, 4:2:2, 4:2:0, grey, 4:4:0, 4:1:1, 4:4:1.
+/// Images of 4:4:4 may be coded with factors of 1, 2 or 3, of 4:4:0 with 1 or 2.
+const MCU_WIDTHS: [u32; 7] = [48, 16, 16, 8, 16, 32, 8];
 
 /// The scans of a progressive image after which it is refused, as `TJFLAG_LIMITSCANS` sets it: a small file may have many,
 /// and each takes time.
@@ -88,7 +92,7 @@ const HARMLESS: [&str; 6] = [
     "bad ICC marker",
 ];
 
-/// The error of a header with unusual sampling, which is complete and can be decoded.
+/// The error of version 2 about a header with unusual sampling, which is complete and can be decoded.
 const UNUSUAL_SAMPLING: &str = "Could not determine subsampling type";
 
 /// The width or the height from which each of the library's factors, which are eighths, gives another size.
@@ -130,8 +134,9 @@ pub struct Turbo {
     _library: libloading::Library,
 }
 
-/// The functions that decode a part of an image, of version 3.
+/// The functions of version 3, which decode a part of an image.
 struct Parts {
+    header: unsafe extern "C" fn(*mut c_void, *const c_uchar, usize) -> c_int,
     get: unsafe extern "C" fn(*mut c_void, c_int) -> c_int,
     set: unsafe extern "C" fn(*mut c_void, c_int, c_int) -> c_int,
     set_scale: unsafe extern "C" fn(*mut c_void, Scale) -> c_int,
@@ -161,8 +166,8 @@ pub(crate) struct JpegHeader {
     pub(crate) width: u32,
     pub(crate) height: u32,
     is_cmyk: bool,
-    /// The width of the units in which it is coded; `None` if its subsampling is unusual.
-    unit_width: Option<u32>,
+    /// A multiple of the width of a minimum coded unit; `None` if its subsampling is unusual.
+    mcu_width: Option<u32>,
 }
 
 /// A decompressor of one image, for one thread at a time.
@@ -215,6 +220,8 @@ impl Parts {
         // SAFETY, for each: the type is that of the function in turbojpeg.h.
         Ok(Self {
             // SAFETY: as above.
+            header: unsafe { function(library, "tj3DecompressHeader") }?,
+            // SAFETY: as above.
             get: unsafe { function(library, "tj3Get") }?,
             // SAFETY: as above.
             set: unsafe { function(library, "tj3Set") }?,
@@ -245,19 +252,31 @@ impl Decompressor {
 
     /// Reads the header of an image.
     pub(crate) fn header(&mut self, jpeg: &[u8]) -> Result<JpegHeader, ImageError> {
-        let (mut width, mut height, mut subsampling, mut colors) = (0, 0, 0, 0);
-        // SAFETY: the handle is valid; the library reads `jpeg.len()` bytes at most, and writes one number to each of the
-        // four places, which outlive the call.
-        let status = unsafe {
-            (self.turbo.header)(
-                self.handle.as_ptr(),
-                jpeg.as_ptr(),
-                jpeg.len() as c_ulong,
-                &mut width,
-                &mut height,
-                &mut subsampling,
-                &mut colors,
-            )
+        let handle = self.handle.as_ptr();
+        let (status, [width, height, subsampling, colors]) = match &self.turbo.parts {
+            // SAFETY: the handle is valid; the library reads `jpeg.len()` bytes at most. The values have no other conditions.
+            Some(parts) => unsafe {
+                let status = (parts.header)(handle, jpeg.as_ptr(), jpeg.len());
+                let values = [TJPARAM_JPEGWIDTH, TJPARAM_JPEGHEIGHT, TJPARAM_SUBSAMP, TJPARAM_COLORSPACE];
+                (status, values.map(|value| (parts.get)(handle, value)))
+            },
+            None => {
+                let [mut width, mut height, mut subsampling, mut colors] = [0; 4];
+                // SAFETY: the handle is valid; the library reads `jpeg.len()` bytes at most, and writes one number to each
+                // of the four places, which outlive the call.
+                let status = unsafe {
+                    (self.turbo.header)(
+                        handle,
+                        jpeg.as_ptr(),
+                        jpeg.len() as c_ulong,
+                        &mut width,
+                        &mut height,
+                        &mut subsampling,
+                        &mut colors,
+                    )
+                };
+                (status, [width, height, subsampling, colors])
+            }
         };
         if status != 0 {
             let (text, is_warning) = self.message();
@@ -265,23 +284,25 @@ impl Decompressor {
                 check(text, is_warning, jpeg)?;
             }
         }
-        if !self.is_usual() {
-            return Err(damaged("it is coded without loss, or with more than 8 bits".to_owned()));
+        if !self.is_lossy_8_bit() {
+            return Err(damaged(
+                "it is lossless or has more than 8 bits per sample, which is not supported".to_owned(),
+            ));
         }
         match (u32::try_from(width), u32::try_from(height)) {
             (Ok(width @ 1..), Ok(height @ 1..)) => Ok(JpegHeader {
                 width,
                 height,
                 is_cmyk: matches!(colors, TJCS_CMYK | TJCS_YCCK),
-                unit_width: usize::try_from(subsampling).ok().and_then(|kind| UNIT_WIDTHS.get(kind)).copied(),
+                mcu_width: usize::try_from(subsampling).ok().and_then(|kind| MCU_WIDTHS.get(kind)).copied(),
             }),
             _ => Err(damaged("it has no pixels".to_owned())),
         }
     }
 
-    /// Whether the image, whose header was read, is coded with loss and 8 bits. Version 2 decodes no others. Version 3 does, but
-    /// does not reduce images without loss: it would write more pixels than there is room for.
-    fn is_usual(&self) -> bool {
+    /// Whether the image, whose header was read, is lossy and has 8 bits per sample. Version 2 decodes no others. Version 3 does, but
+    /// it ignores the reduction of lossless images, and would write more pixels than there is room for.
+    fn is_lossy_8_bit(&self) -> bool {
         // SAFETY: the handle is valid, and the function has no other conditions.
         let get = |parts: &Parts, parameter| unsafe { (parts.get)(self.handle.as_ptr(), parameter) };
         self.turbo
@@ -307,11 +328,12 @@ impl Decompressor {
             (false, Channels::Gray) => (TJPF_GRAY, 1),
         };
         let whole = Window::whole((width, height));
-        let part = header.unit_width.map_or(whole, |unit| part(needed, whole, unit.div_ceil(reduction)));
+        let part = header.mcu_width.map_or(whole, |mcu| part(needed, whole, mcu.div_ceil(reduction)));
         // Version 2 reduces smaller images by the least factor that gives this size.
         let is_small = reduction > 1 && header.width.max(header.height) < REDUCED_SIZE;
         // A progressive image has no parts.
-        let has_part = part != whole && !is_small && self.select(part, reduction);
+        // The library does not read to the end of a part, and reads that of a whole image wherever it is.
+        let has_part = part != whole && !is_small && has_end(jpeg) && self.select(part, reduction);
         let decoded = if has_part { part } else { whole };
         // The library writes all pixels, or fails.
         pixels.resize(decoded.width as usize * decoded.height as usize * bytes, 0);
@@ -349,8 +371,6 @@ impl Decompressor {
         if status != 0 {
             let (text, is_warning) = self.message();
             check(text, is_warning, jpeg)?;
-        } else if decoded != whole && !has_end(jpeg) {
-            return Err(damaged("Premature end of JPEG file".to_owned()));
         }
         if header.is_cmyk {
             of_cmyk(pixels, channels);
@@ -390,11 +410,11 @@ impl Decompressor {
 }
 
 /// The part of an image to decode so that the pixels of the `needed` window are those of the `whole` image. It begins at a multiple
-/// of `unit` pixels.
-fn part(needed: Window, whole: Window, unit: u32) -> Window {
+/// of `mcu` pixels.
+fn part(needed: Window, whole: Window, mcu: u32) -> Window {
     let end = (needed.left + needed.width + BORDER).max(INTERPOLATED_WIDTH).min(whole.width);
     let first = needed.left.saturating_sub(BORDER).min(end.saturating_sub(INTERPOLATED_WIDTH));
-    let left = first / unit * unit;
+    let left = first / mcu * mcu;
     Window { left, width: end - left, ..needed }
 }
 
@@ -449,7 +469,7 @@ pub(crate) mod tests {
             Self { parts: None, ..self }
         }
 
-        /// An image of these pixels, RGB; `None` if the library cannot encode.
+        /// An image of these pixels, RGB.
         pub(crate) fn encode(
             &self,
             pixels: &[u8],
@@ -500,6 +520,15 @@ pub(crate) mod tests {
                 bytes
             }
         }
+    }
+
+    /// The library, version 3 where it is named; `None` on a host without one.
+    pub(crate) fn turbo() -> Option<Turbo> {
+        let turbo = Turbo::load();
+        if std::env::var_os(FILE_VARIABLE).is_some() {
+            assert!(turbo.as_ref().is_ok_and(|turbo| turbo.parts.is_some()), "{:?}", turbo.err());
+        }
+        turbo.ok()
     }
 
     /// Pixels with edges and noise.
@@ -554,12 +583,8 @@ pub(crate) mod tests {
             progressive: bool, gray: bool, reduction in prop::sample::select(vec![1, 1, 2, 4, 8]),
             across: (u32, u32), down: (u32, u32), changed in prop::option::of((any::<usize>(), 1_u8..)),
         ) {
-            // The library is not on every host.
-            let Ok(turbo) = Turbo::load() else { return Ok(()) };
+            let Some(turbo) = turbo() else { return Ok(()) };
             let turbo = Arc::new(turbo);
-            if std::env::var_os(FILE_VARIABLE).is_some() {
-                prop_assert!(turbo.parts.is_some(), "version 3 is named, so that this test tests parts");
-            }
             let size = (width, height);
             // Version 2 has no 4:4:1.
             let subsampling = if turbo.parts.is_some() { subsampling } else { subsampling % 6 };
@@ -580,7 +605,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn images_without_loss_are_refused() {
+    fn lossless_images_are_refused() {
         type Set = unsafe extern "C" fn(*mut c_void, c_int, c_int) -> c_int;
         type Compress = unsafe extern "C" fn(
             *mut c_void,
@@ -593,7 +618,7 @@ pub(crate) mod tests {
             *mut usize,
         ) -> c_int;
         // Version 2 does not encode them.
-        let Some(turbo) = Turbo::load().ok().filter(|turbo| turbo.parts.is_some()) else { return };
+        let Some(turbo) = turbo().filter(|turbo| turbo.parts.is_some()) else { return };
         let (mut jpeg, mut length) = (std::ptr::null_mut(), 0);
         let pixels = noise((64, 64), 1);
         // SAFETY: the types are those of turbojpeg.h; the library reads the pixels, and allocates what it writes.
@@ -612,13 +637,12 @@ pub(crate) mod tests {
             bytes
         };
         let error = decode(&Arc::new(turbo), &jpeg, (Channels::Rgb, 2), None).unwrap_err();
-        assert!(error.contains("it is coded without loss"), "{error}");
+        assert!(error.contains("it is lossless"), "{error}");
     }
 
     #[test]
     fn damage_is_found_above_a_part_and_at_the_end() {
-        // The library is not on every host.
-        let Ok(turbo) = Turbo::load() else { return };
+        let Some(turbo) = turbo() else { return };
         let (turbo, size) = (Arc::new(turbo), (96, 96));
         for progressive in [false, true] {
             let jpeg = turbo.encode(&noise(size, 5), size, (2, 90, progressive));
@@ -627,6 +651,8 @@ pub(crate) mod tests {
                 decode(&turbo, jpeg, (Channels::Rgb, 1), Some(needed)).map(|_| ())
             };
             assert_eq!(read(&jpeg, 0), Ok(()));
+            // Other data may follow the end.
+            assert_eq!(read(&[&jpeg[..], &[0; 8_192]].concat(), 0), Ok(()));
             for cut in [2, 3, 10, 1_000] {
                 let error = read(&jpeg[..jpeg.len() - cut], 0).unwrap_err();
                 assert!(error.contains("Premature end of JPEG file"), "{error}");
@@ -654,7 +680,7 @@ pub(crate) mod tests {
 
     /// Decodes an image; `None` without the library, which is not on every host.
     fn decoded(jpeg: &[u8]) -> Option<Result<Vec<u8>, String>> {
-        let decoded = decode(&Arc::new(Turbo::load().ok()?), jpeg, (Channels::Rgb, 1), None);
+        let decoded = decode(&Arc::new(turbo()?), jpeg, (Channels::Rgb, 1), None);
         Some(decoded.map(|(window, pixels)| {
             assert_eq!(window, Window::whole((17, 9)));
             pixels
@@ -701,6 +727,77 @@ pub(crate) mod tests {
         jpeg[sampling] = 0x41;
         let found = decoded(&jpeg).unwrap();
         assert!(found.is_ok_and(|found| found.len() == pixels.len()));
+    }
+
+    /// An image of these sampling factors, all of whose blocks are of one level each.
+    fn sampled((width, height): (u32, u32), factors: &[(u32, u32)]) -> Vec<u8> {
+        let mut jpeg = vec![0xff, 0xd8];
+        let mut segment = |marker: u8, content: &[u8]| {
+            jpeg.extend([0xff, marker]);
+            jpeg.extend((content.len() as u16 + 2).to_be_bytes());
+            jpeg.extend_from_slice(content);
+        };
+        segment(0xdb, &[&[0][..], &[24; 64]].concat());
+        let [high, low] = (height as u16).to_be_bytes();
+        let [left, right] = (width as u16).to_be_bytes();
+        let components =
+            (1..).zip(factors).flat_map(|(id, &(across, down))| [id, (across << 4 | down) as u8, 0]);
+        let frame = [8, high, low, left, right, factors.len() as u8].into_iter().chain(components);
+        segment(0xc0, &frame.collect::<Vec<u8>>());
+        // Differences of 0 and of 1 bit: codes of two bits. Then only the end of a block: a code of one bit.
+        segment(0xc4, &[&[0, 0, 2][..], &[0; 14], &[0, 5]].concat());
+        segment(0xc4, &[&[0x10, 1][..], &[0; 15], &[0]].concat());
+        let scan = [factors.len() as u8].into_iter().chain((1..).zip(factors).flat_map(|(id, _)| [id, 0]));
+        segment(0xda, &scan.chain([0, 63, 0]).collect::<Vec<u8>>());
+        let most = |of: fn(&(u32, u32)) -> u32| factors.iter().map(of).max().unwrap();
+        let units = width.div_ceil(8 * most(|f| f.0)) * height.div_ceil(8 * most(|f| f.1));
+        let blocks = factors.iter().map(|(across, down)| across * down).sum::<u32>() * units;
+        // Differences of 5 bits, then those back.
+        let bits = (0..blocks).flat_map(|block| {
+            let value = [24_u32, 7][block as usize / factors.len() % 2];
+            [0, 1].into_iter().chain((0..5).rev().map(move |bit| value >> bit & 1)).chain([0])
+        });
+        let bits: Vec<u32> = bits.collect();
+        for byte in bits.chunks(8) {
+            let value =
+                byte.iter().chain(std::iter::repeat(&1)).take(8).fold(0, |value, bit| value << 1 | bit);
+            jpeg.push(value as u8);
+            if value == 0xff {
+                jpeg.push(0);
+            }
+        }
+        jpeg.extend(END);
+        jpeg
+    }
+
+    #[test]
+    fn images_of_any_sampling_have_parts() {
+        let Some(turbo) = turbo().map(Arc::new) else { return };
+        let samplings: [&[(u32, u32)]; 9] = [
+            &[(1, 1), (1, 1), (1, 1)],
+            &[(2, 1), (2, 1), (2, 1)],
+            &[(3, 1), (3, 1), (3, 1)],
+            &[(1, 2), (1, 2), (1, 2)],
+            &[(2, 2), (2, 1), (2, 1)],
+            &[(2, 2), (1, 2), (1, 2)],
+            &[(2, 2)],
+            // Unusual ones, which are decoded whole.
+            &[(2, 2), (2, 1), (1, 1)],
+            &[(2, 2), (1, 1), (1, 1), (1, 1)],
+        ];
+        for factors in samplings {
+            let jpeg = sampled((150, 70), factors);
+            for reduction in [1, 2, 4, 8] {
+                let how = (Channels::Rgb, reduction);
+                let whole =
+                    decode(&turbo, &jpeg, how, None).unwrap_or_else(|error| panic!("{factors:?}: {error}"));
+                for left in 0..whole.0.width - 3 {
+                    let needed = Window { left, top: 2, width: 3, height: 4 };
+                    let part = decode(&turbo, &jpeg, how, Some(needed)).unwrap();
+                    assert_eq!(cut(&part, needed), cut(&whole, needed), "{factors:?} at {left}");
+                }
+            }
+        }
     }
 
     #[test]

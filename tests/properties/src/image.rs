@@ -15,6 +15,12 @@ use crate::input::Input;
 /// Of 17 x 9 pixels, by Pillow.
 const BASELINE: &[u8] = include_bytes!("image/baseline.jpg");
 const PROGRESSIVE: &[u8] = include_bytes!("image/progressive.jpg");
+/// Of 90 x 70 pixels, by Pillow: wide enough for parts that do not begin at the left border.
+const WIDE: [&[u8]; 3] = [
+    include_bytes!("image/wide-420.jpg"),
+    include_bytes!("image/wide-444.jpg"),
+    include_bytes!("image/wide-cmyk.jpg"),
+];
 
 /// Without the library, which is not on every host, JPEG images are errors.
 fn turbo() -> Result<Arc<Turbo>, Arc<TurboError>> {
@@ -82,6 +88,7 @@ pub fn check(data: &[u8]) {
 pub fn seeds() -> Vec<Vec<u8>> {
     let pixels: Vec<u8> = (0..17 * 9 * 4).map(|value: u32| (value * value) as u8).collect();
     let mut images = vec![BASELINE.to_vec(), PROGRESSIVE.to_vec()];
+    images.extend(WIDE.map(<[u8]>::to_vec));
     for (color, channels) in [
         (png::ColorType::Rgb, 3),
         (png::ColorType::Rgba, 4),
@@ -140,7 +147,7 @@ mod tests {
             match reader(&spec).read(input.0, &mut || 1, &mut out) {
                 Ok(()) => {}
                 // The host has no libjpeg-turbo.
-                Err(ImageError::NoDecoder(_)) if number < 2 => {}
+                Err(ImageError::NoDecoder(_)) if number < 2 + WIDE.len() => {}
                 Err(error) => panic!("seed {number}: {error}"),
             }
         }

@@ -28,8 +28,8 @@ pub fn check(data: &[u8]) {
     if format == RecordFormat::JsonLines || !is_plain(bytes) || !is_plain(&bytes[..cut % (bytes.len() + 1)]) {
         return;
     }
-    // A part of the file has the same first records, and ends with damage unless it is complete: what follows is then nothing,
-    // or bytes behind the end of a shard, which are damage of the whole file.
+    // A part of the file has the same first records, and ends with damage unless it is complete: nothing follows, or only bytes
+    // after the end of a shard, which are damage of the whole file.
     let cut = cut % (bytes.len() + 1);
     let found = any_pieces(format, &bytes[..cut], pieces);
     let behind = events.get(found.len()..).unwrap_or_default();

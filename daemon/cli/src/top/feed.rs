@@ -157,7 +157,7 @@ impl Answer {
     }
 }
 
-/// The feeds in a daemon's answer. A daemon that is older than feeds does not know the request, or refuses it to viewers.
+/// The feeds in a daemon's answer; none if it refuses the request, as a daemon does that is older than feeds.
 fn feeds_of(answer: Result<FeedsReply, ClientError>) -> Result<Vec<proto::Feed>, ClientError> {
     match answer {
         Ok(reply) => Ok(reply.feeds),
