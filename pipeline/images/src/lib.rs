@@ -16,6 +16,7 @@ mod decoder;
 mod error;
 mod large;
 mod reader;
+mod resize;
 mod spec;
 mod tensor;
 mod turbo;

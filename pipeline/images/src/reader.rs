@@ -2,15 +2,13 @@
 
 use std::sync::Arc;
 
-use fast_image_resize::images::{CroppedImage, Image, ImageRef};
-use fast_image_resize::{FilterType, PixelType, ResizeAlg, ResizeOptions, Resizer};
-
 use crate::ImageError;
 use crate::color::ColorMap;
 use crate::crop::{Draws, Region, Window};
 use crate::decoder::{Decoder, Opened};
 use crate::large::LargeImages;
-use crate::spec::{Channels, Decode, ImageSpec};
+use crate::resize::{Pixels, Resizer};
+use crate::spec::{Decode, ImageSpec};
 use crate::tensor::Values;
 use crate::turbo::{Turbo, TurboError};
 
@@ -89,7 +87,7 @@ impl ImageReader {
             // The place stands for this memory.
             self.decoder.release();
             self.decoded = Vec::new();
-            self.resizer.reset_internal_buffers();
+            self.resizer.release();
         }
         resized?;
         if let Some(color) = color {
@@ -116,39 +114,14 @@ impl ImageReader {
             std::mem::swap(&mut self.decoded, &mut self.resized);
             return Ok(());
         }
-        self.resize(spec, decoded, needed, region)
-    }
-
-    /// Resizes the region by a triangular filter, which covers as many pixels as a pixel of the result stands for, as
-    /// Pillow's and torchvision's do. The result depends on the `needed` window alone, not on what else was `decoded`.
-    fn resize(
-        &mut self,
-        spec: &ImageSpec,
-        decoded: Window,
-        needed: Window,
-        region: Region,
-    ) -> Result<(), ImageError> {
-        let pixel = match spec.channels {
-            Channels::Rgb => PixelType::U8x3,
-            Channels::Gray => PixelType::U8,
+        let source = Pixels {
+            bytes: &self.decoded,
+            width: decoded.width,
+            height: decoded.height,
+            channels: spec.channels,
         };
-        let size = spec.width as usize * spec.height as usize * spec.channels.count();
-        self.resized.resize(size, 0);
-        let failed =
-            |error: &dyn ToString| ImageError::Damaged { format: "decoded", message: error.to_string() };
-        let source = ImageRef::new(decoded.width, decoded.height, &self.decoded, pixel)
-            .map_err(|error| failed(&error))?;
-        let (left, top) = (needed.left - decoded.left, needed.top - decoded.top);
-        let source = CroppedImage::new(&source, left, top, needed.width, needed.height)
-            .map_err(|error| failed(&error))?;
-        let region = region.within(needed);
-        let mut out = Image::from_slice_u8(spec.width, spec.height, &mut self.resized, pixel)
-            .map_err(|error| failed(&error))?;
-        let options = ResizeOptions::new()
-            .resize_alg(ResizeAlg::Convolution(FilterType::Bilinear))
-            .use_alpha(false)
-            .crop(region.left, region.top, region.width, region.height);
-        self.resizer.resize(&source, &mut out, &options).map_err(|error| failed(&error))
+        let window = Window { left: needed.left - decoded.left, top: needed.top - decoded.top, ..needed };
+        self.resizer.resize(source, window, region.within(needed), output, &mut self.resized)
     }
 }
 
@@ -189,7 +162,7 @@ pub(crate) mod tests {
     use millstream_batch::Dtype;
 
     use super::*;
-    use crate::spec::{Crop, Jitter, Layout};
+    use crate::spec::{Channels, Crop, Jitter, Layout};
     use crate::turbo::tests::{noise, turbo};
 
     pub(crate) fn spec() -> ImageSpec {
@@ -313,7 +286,7 @@ pub(crate) mod tests {
             let mut out = vec![0; 48];
             reader.read(&bytes, &mut || 0, &mut out).unwrap();
             assert!(out.iter().all(|&level| level == 7));
-            reader.decoded.capacity() + reader.resizer.size_of_internal_buffers()
+            reader.decoded.capacity() + reader.resizer.bytes()
         };
         assert!(read(600, 600) >= 3 * 600 * 600);
         assert_eq!(read(1_000, 1_000), 0);
