@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 /// Consecutive rows of one split, transformed.
 ///
-/// Dense values and ids are row-major, so that drawing a row at random from a pool of chunks touches
-/// few cache lines; packing transposes ids into the slot's `[F, B]`.
+/// Dense values, ids and narrow typed columns are row-major, so that drawing a row at random from a pool of chunks
+/// touches few cache lines; packing transposes ids into the slot's `[F, B]`, and narrow columns into their own sections.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Chunk {
     /// `[L][rows]`
@@ -18,6 +18,8 @@ pub struct Chunk {
     pub ids: Vec<u32>,
     /// One column per ragged feature.
     pub ragged: Vec<RaggedColumn>,
+    /// `[rows, W]`, row-major: the `W` bytes that a row has in all narrow typed columns ([`ChunkColumn::Narrow`]).
+    pub narrow: Vec<u8>,
     /// Typed columns.
     pub columns: Vec<ChunkColumn>,
 }
@@ -36,7 +38,15 @@ pub struct RaggedColumn {
 /// A typed column of a chunk: the bytes of its values, in native byte order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ChunkColumn {
-    /// As many values in every row.
+    /// As many values in every row, of 1, 2, 4 or 8 bytes in total, whatever their type and shape: a row is packed with one
+    /// load and one store. Rows of 3, 5, 6 or 7 bytes need several, and are rare, so they are [`ChunkColumn::Fixed`].
+    Narrow {
+        /// The place of its bytes in each row of [`Chunk::narrow`].
+        at: usize,
+        /// Bytes of a row.
+        row_bytes: usize,
+    },
+    /// As many values in every row, of any other number of bytes.
     Fixed {
         /// Bytes of a row.
         row_bytes: usize,
@@ -113,6 +123,20 @@ impl Chunk {
         self.ids[row as usize * features + feature as usize]
     }
 
+    /// The bytes of a row's values in a typed column.
+    ///
+    /// # Panics
+    /// When the chunk has no such column or row.
+    pub fn column_row(&self, column: usize, row: usize) -> &[u8] {
+        match &self.columns[column] {
+            &ChunkColumn::Narrow { at, row_bytes } => {
+                let width = self.narrow.len() / self.rows();
+                &self.narrow[row * width..][..width][at..][..row_bytes]
+            }
+            column => column.row(row),
+        }
+    }
+
     /// Removes the rows for which `keep` is false.
     ///
     /// # Panics
@@ -124,6 +148,7 @@ impl Chunk {
         }
         retain(&mut self.dense, rows, keep);
         retain(&mut self.ids, rows, keep);
+        retain(&mut self.narrow, rows, keep);
         for column in &mut self.ragged {
             column.retain_rows(keep);
         }
@@ -145,6 +170,7 @@ impl Chunk {
         }
         self.dense.extend_from_slice(&more.dense);
         self.ids.extend_from_slice(&more.ids);
+        self.narrow.extend_from_slice(&more.narrow);
         for (column, more) in self.ragged.iter_mut().zip(&more.ragged) {
             column.append(more);
         }
@@ -158,6 +184,7 @@ impl Chunk {
         self.labels.iter_mut().chain(&mut self.weights).for_each(Vec::shrink_to_fit);
         self.dense.shrink_to_fit();
         self.ids.shrink_to_fit();
+        self.narrow.shrink_to_fit();
         for RaggedColumn { offsets, values, weights } in &mut self.ragged {
             offsets.shrink_to_fit();
             values.shrink_to_fit();
@@ -165,6 +192,7 @@ impl Chunk {
         }
         for column in &mut self.columns {
             match column {
+                ChunkColumn::Narrow { .. } => {}
                 ChunkColumn::Fixed { values, .. } => values.shrink_to_fit(),
                 ChunkColumn::Ragged { offsets, values, .. } => {
                     offsets.shrink_to_fit();
@@ -217,13 +245,19 @@ impl RaggedColumn {
 }
 
 impl ChunkColumn {
+    /// Whether a typed column with rows of so many bytes is narrow.
+    pub(crate) fn is_narrow(row_bytes: usize) -> bool {
+        matches!(row_bytes, 1 | 2 | 4 | 8)
+    }
+
     /// The bytes of a row's values.
     ///
     /// # Panics
-    /// When the column has no such row.
+    /// When the column has no such row, or is narrow: the chunk has its values ([`Chunk::column_row`]).
     #[inline]
     pub fn row(&self, row: usize) -> &[u8] {
         match self {
+            Self::Narrow { .. } => unreachable!("a narrow column"),
             Self::Fixed { row_bytes, values } => &values[row * row_bytes..][..*row_bytes],
             Self::Ragged { value_bytes, offsets, values } => {
                 let [start, end] = [row, row + 1].map(|row| offsets[row] as usize * value_bytes);
@@ -249,6 +283,7 @@ impl ChunkColumn {
 
     fn append(&mut self, more: &Self) {
         match (self, more) {
+            (Self::Narrow { .. }, Self::Narrow { .. }) => {}
             (Self::Fixed { values, .. }, Self::Fixed { values: more, .. }) => values.extend_from_slice(more),
             (
                 Self::Ragged { offsets, values, .. },
@@ -270,6 +305,7 @@ impl ChunkColumn {
 
     fn retain_rows(&mut self, keep: &[bool]) {
         match self {
+            Self::Narrow { .. } => {}
             Self::Fixed { row_bytes, values } => {
                 let rows = values.len() / *row_bytes;
                 retain(values, rows, keep);
@@ -338,10 +374,13 @@ mod tests {
                     weights: Some(vec![0.6, 0.7, 0.8, 0.9]),
                 },
             ],
+            narrow: vec![20, 21, 22, 23, 24, 25, 26, 27, 28],
             columns: vec![
-                ChunkColumn::Fixed { row_bytes: 2, values: vec![10, 11, 12, 13, 14, 15] },
+                ChunkColumn::Fixed { row_bytes: 3, values: vec![10, 11, 12, 13, 14, 15, 16, 17, 18] },
                 ragged(2, &[0, 1, 3, 4], &[1, 2, 3, 4, 5, 6, 7, 8]),
                 images(&[5, 6, 8], &[0, 1, 3, 6], &[1, 2, 2, 3, 3, 3]),
+                ChunkColumn::Narrow { at: 0, row_bytes: 2 },
+                ChunkColumn::Narrow { at: 2, row_bytes: 1 },
             ],
         };
         assert_eq!(chunk.image_bytes(), 6);
@@ -355,18 +394,24 @@ mod tests {
                 RaggedColumn { offsets: vec![0, 2, 4], values: vec![1, 2, 4, 5], weights: None },
                 RaggedColumn { offsets: vec![0, 1, 2], values: vec![6, 9], weights: Some(vec![0.6, 0.9]) },
             ],
+            narrow: vec![20, 21, 22, 26, 27, 28],
             columns: vec![
-                ChunkColumn::Fixed { row_bytes: 2, values: vec![10, 11, 14, 15] },
+                ChunkColumn::Fixed { row_bytes: 3, values: vec![10, 11, 12, 16, 17, 18] },
                 ragged(2, &[0, 1, 2], &[1, 2, 7, 8]),
                 images(&[5, 8], &[0, 1, 4], &[1, 3, 3, 3]),
+                ChunkColumn::Narrow { at: 0, row_bytes: 2 },
+                ChunkColumn::Narrow { at: 2, row_bytes: 1 },
             ],
         };
         assert_eq!(chunk, expected);
+        let of_row = |row| (0..5).map(|column| chunk.column_row(column, row)).collect::<Vec<_>>();
+        assert_eq!(of_row(1), [&[16, 17, 18][..], &[7, 8], &[3, 3, 3], &[26, 27], &[28]]);
         chunk.retain_rows(&[false, false]);
         assert_eq!(chunk.rows(), 0);
         assert_eq!(chunk.ragged[0], RaggedColumn { offsets: vec![0], values: vec![], weights: None });
         assert_eq!(chunk.ragged[1], RaggedColumn { offsets: vec![0], values: vec![], weights: Some(vec![]) });
-        assert_eq!(chunk.columns[0], ChunkColumn::Fixed { row_bytes: 2, values: vec![] });
+        assert!(chunk.narrow.is_empty());
+        assert_eq!(chunk.columns[0], ChunkColumn::Fixed { row_bytes: 3, values: vec![] });
         assert_eq!(chunk.columns[1], ragged(2, &[0], &[]));
         assert_eq!(chunk.columns[2], images(&[], &[0], &[]));
     }
@@ -398,9 +443,15 @@ mod tests {
 
     #[test]
     fn appended_rows_follow_in_every_column() {
+        // The narrow column has the numbers of the fixed one, in reverse.
         let part = |labels: &[f32], fixed: &[u8], column| Chunk {
             labels: vec![labels.to_vec()],
-            columns: vec![ChunkColumn::Fixed { row_bytes: 3, values: fixed.to_vec() }, column],
+            narrow: fixed.iter().map(|value| 100 - value).collect(),
+            columns: vec![
+                ChunkColumn::Fixed { row_bytes: 3, values: fixed.to_vec() },
+                column,
+                ChunkColumn::Narrow { at: 1, row_bytes: 2 },
+            ],
             ..Chunk::default()
         };
         let mut chunk = Chunk::default();
@@ -418,5 +469,6 @@ mod tests {
         let rows: Vec<&[u8]> = (0..4).map(|row| chunk.columns[1].row(row)).collect();
         assert_eq!(rows, [&values[..8], &[], &[], &values[8..]]);
         assert_eq!(chunk.columns[0].row(2), [7, 8, 9]);
+        assert_eq!(chunk.column_row(2, 2), [92, 91]);
     }
 }

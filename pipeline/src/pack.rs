@@ -3,12 +3,13 @@
 //! Rows are scattered over the shuffle pool, so each causes cache misses, which the loop overlaps: it processes rows
 //! in blocks and prefetches the next block while it packs one. The ids of a block are copied, one contiguous run
 //! per row, into a tile that fits in the L1 cache; the tile is then transposed into the slot's `[F, B]`, 32
-//! values of a feature at a time, which are two whole cache lines of the slot.
+//! values of a feature at a time, which are two whole cache lines of the slot. Narrow typed columns are packed in the same
+//! way, each into its own section.
 
 use std::sync::Arc;
 
 use millstream_batch::cache_lines::{prefetch, prefetch_line};
-use millstream_batch::{BatchMut, Sections};
+use millstream_batch::{BatchMut, ColumnMut, Sections};
 
 use crate::chunk::{Chunk, ChunkColumn, RaggedColumn};
 
@@ -29,6 +30,20 @@ const BLOCK: usize = 32;
 pub struct Packer {
     /// `[BLOCK, F]`
     tile: Vec<u32>,
+    /// `[BLOCK, W]`
+    narrow_tile: Vec<u8>,
+    /// The narrow columns of the chunks.
+    narrow: Vec<NarrowColumn>,
+}
+
+/// A narrow typed column.
+#[derive(Clone, Copy, Debug)]
+struct NarrowColumn {
+    /// Its number among the typed columns.
+    number: usize,
+    /// The place of its bytes in a row of the chunks' block.
+    at: usize,
+    row_bytes: usize,
 }
 
 impl Packer {
@@ -42,12 +57,15 @@ impl Packer {
         assert!(at + rows.len() <= capacity, "more rows than the slot holds");
         let mut sections = batch.sections();
         self.tile.resize(BLOCK * ids, 0);
+        let first = rows.first().map(|row| &*chunks[row.chunk as usize]);
+        let narrow = self.prepare_narrow(first, &sections.columns, capacity);
         let mut following = rows.chunks(BLOCK).skip(1);
         for (block, rows) in rows.chunks(BLOCK).enumerate() {
             for &RowRef { chunk, row } in following.next().into_iter().flatten() {
                 let (chunk, row) = (&chunks[chunk as usize], row as usize);
                 prefetch(&chunk.dense[row * dense..][..dense]);
                 prefetch(&chunk.ids[row * ids..][..ids]);
+                prefetch(&chunk.narrow[row * narrow..][..narrow]);
                 chunk.labels.iter().chain(&chunk.weights).for_each(|values| prefetch_line(&values[row]));
             }
             let at = at + block * BLOCK;
@@ -60,6 +78,9 @@ impl Packer {
             }
             if ids > 0 {
                 self.pack_ids(sections.ids, capacity, at, chunks, rows);
+            }
+            if narrow > 0 {
+                self.pack_narrow(&mut sections.columns, at, chunks, rows);
             }
         }
         let weights = sections.ragged_weights.iter_mut();
@@ -74,24 +95,54 @@ impl Packer {
         for (number, column) in sections.columns.iter_mut().enumerate() {
             let of_rows =
                 |RowRef { chunk, row }: RowRef| (&chunks[chunk as usize].columns[number], row as usize);
-            match &mut column.offsets {
-                // They are decoded into the slot afterwards.
-                None if matches!(
-                    chunks.first().map(|chunk| &chunk.columns[number]),
-                    Some(ChunkColumn::Images(_))
-                ) => {}
-                None => {
+            match (&mut column.offsets, first.map(|chunk| &chunk.columns[number])) {
+                // Narrow columns are packed already, and images are decoded into the slot afterwards.
+                (None, None | Some(ChunkColumn::Narrow { .. } | ChunkColumn::Images(_))) => {}
+                (None, Some(_)) => {
                     let row_bytes = column.values.len() / capacity;
-                    let out = &mut column.values[at * row_bytes..];
-                    match row_bytes {
-                        1 => pack_narrow::<1>(out, rows, chunks, number),
-                        2 => pack_narrow::<2>(out, rows, chunks, number),
-                        4 => pack_narrow::<4>(out, rows, chunks, number),
-                        8 => pack_narrow::<8>(out, rows, chunks, number),
-                        _ => pack_wide(out, row_bytes, rows, of_rows),
-                    }
+                    pack_wide(&mut column.values[at * row_bytes..], row_bytes, rows, of_rows);
                 }
-                Some(offsets) => pack_varying(offsets, column.values, at, rows, of_rows),
+                (Some(offsets), _) => pack_varying(offsets, column.values, at, rows, of_rows),
+            }
+        }
+    }
+
+    /// Notes the narrow columns of `chunk`, which are those of all chunks. Returns the bytes that a row has in them.
+    fn prepare_narrow(&mut self, chunk: Option<&Chunk>, columns: &[ColumnMut<'_>], capacity: usize) -> usize {
+        self.narrow.clear();
+        for (number, column) in chunk.iter().flat_map(|chunk| &chunk.columns).enumerate() {
+            if let &ChunkColumn::Narrow { at, row_bytes } = column {
+                let slot_bytes = columns[number].values.len();
+                assert_eq!(slot_bytes, capacity * row_bytes, "chunks have the batch's columns");
+                self.narrow.push(NarrowColumn { number, at, row_bytes });
+            }
+        }
+        let width = self.narrow.iter().map(|column| column.row_bytes).sum();
+        self.narrow_tile.resize(BLOCK * width, 0);
+        width
+    }
+
+    /// Packs the narrow columns of one block of at most [`BLOCK`] rows.
+    fn pack_narrow(
+        &mut self,
+        columns: &mut [ColumnMut<'_>],
+        at: usize,
+        chunks: &[Arc<Chunk>],
+        rows: &[RowRef],
+    ) {
+        let width = self.narrow_tile.len() / BLOCK;
+        for (tile, &RowRef { chunk, row }) in self.narrow_tile.chunks_exact_mut(width).zip(rows) {
+            tile.copy_from_slice(&chunks[chunk as usize].narrow[row as usize * width..][..width]);
+        }
+        let tile = &self.narrow_tile[..rows.len() * width];
+        for &NarrowColumn { number, at: place, row_bytes } in &self.narrow {
+            let out = &mut columns[number].values[at * row_bytes..];
+            match row_bytes {
+                1 => transpose::<1>(out, tile, width, place),
+                2 => transpose::<2>(out, tile, width, place),
+                4 => transpose::<4>(out, tile, width, place),
+                8 => transpose::<8>(out, tile, width, place),
+                _ => unreachable!("narrow columns have rows of 1, 2, 4 or 8 bytes"),
             }
         }
     }
@@ -179,15 +230,11 @@ fn pack_ragged<'a>(
 const AHEAD: usize = 8;
 const PREFETCH_BYTES: usize = 256;
 
-/// Packs rows of a typed column of one number, of `N` bytes. Each is a load and a store, so the processor overlaps the cache
-/// misses of many rows without prefetching.
-fn pack_narrow<const N: usize>(out: &mut [u8], rows: &[RowRef], chunks: &[Arc<Chunk>], number: usize) {
+/// Writes the `N` bytes at `place` of each row of `tile` to `out`; rows have `width` bytes.
+fn transpose<const N: usize>(out: &mut [u8], tile: &[u8], width: usize, place: usize) {
     let (out, _) = out.as_chunks_mut::<N>();
-    for (out, &RowRef { chunk, row }) in out.iter_mut().zip(rows) {
-        let ChunkColumn::Fixed { values, .. } = &chunks[chunk as usize].columns[number] else {
-            unreachable!("chunks have the batch's columns")
-        };
-        *out = values.as_chunks::<N>().0[row as usize];
+    for (out, row) in out.iter_mut().zip(tile.chunks_exact(width)) {
+        *out = *row[place..].first_chunk().expect("a row contains all narrow columns");
     }
 }
 
@@ -256,7 +303,7 @@ mod tests {
 
     const RAGGED_MAX: u32 = 3;
 
-    const KINDS: usize = 7;
+    const KINDS: usize = 9;
 
     fn kinds() -> [ColumnKind; KINDS] {
         [
@@ -267,6 +314,8 @@ mod tests {
             ColumnKind::Fixed { dtype: Dtype::Float16, shape: vec![1] },
             ColumnKind::Fixed { dtype: Dtype::Int64, shape: Vec::new() },
             ColumnKind::Fixed { dtype: Dtype::Int32, shape: vec![3] },
+            ColumnKind::Fixed { dtype: Dtype::Float32, shape: vec![2] },
+            ColumnKind::Fixed { dtype: Dtype::Uint16, shape: vec![3] },
         ]
     }
 
@@ -311,6 +360,15 @@ mod tests {
         let mut many = |n: usize| (0..n).map(|_| unique()).collect::<Vec<u32>>();
         let floats = |ids: Vec<u32>| ids.into_iter().map(|id| id as f32).collect::<Vec<f32>>();
         let n = rows as usize;
+        let fixed = |kind: &ColumnKind| (!kind.has_offsets()).then(|| kind.row_bytes() as usize);
+        let is_narrow = |&row_bytes: &usize| ChunkColumn::is_narrow(row_bytes);
+        let width: usize =
+            schema.columns.iter().filter_map(|column| fixed(&column.kind).filter(is_narrow)).sum();
+        // The last column is the first in a row.
+        let mut place = width;
+        let bytes = |ids: Vec<u32>| -> Vec<u8> {
+            ids.into_iter().map(|id| (id.wrapping_mul(0x9e37_79b9) >> 24) as u8).collect()
+        };
         Chunk {
             labels: (0..schema.label_count()).map(|_| floats(many(n))).collect(),
             weights: schema.weighted.then(|| floats(many(n))),
@@ -325,20 +383,21 @@ mod tests {
                     RaggedColumn { offsets, values, weights }
                 })
                 .collect(),
+            narrow: bytes(many(n * width)),
             columns: (0..)
                 .zip(&schema.columns)
-                .map(|(feature, Column { kind, .. })| {
-                    let size = kind.dtype().bytes();
-                    let mut bytes = |count: usize| {
-                        many(count).into_iter().map(|id| (id.wrapping_mul(0x9e37_79b9) >> 24) as u8).collect()
-                    };
-                    if !kind.has_offsets() {
-                        let row_bytes = kind.row_bytes() as usize;
-                        return ChunkColumn::Fixed { row_bytes, values: bytes(n * row_bytes) };
+                .map(|(feature, Column { kind, .. })| match fixed(kind) {
+                    Some(row_bytes) if is_narrow(&row_bytes) => {
+                        place -= row_bytes;
+                        ChunkColumn::Narrow { at: place, row_bytes }
                     }
-                    let offsets = offsets_of(rows, number + feature);
-                    let values = bytes(offsets[n] as usize * size);
-                    ChunkColumn::Ragged { value_bytes: size, offsets, values }
+                    Some(row_bytes) => ChunkColumn::Fixed { row_bytes, values: bytes(many(n * row_bytes)) },
+                    None => {
+                        let (value_bytes, offsets) =
+                            (kind.dtype().bytes(), offsets_of(rows, number + feature));
+                        let values = bytes(many(offsets[n] as usize * value_bytes));
+                        ChunkColumn::Ragged { value_bytes, offsets, values }
+                    }
                 })
                 .collect(),
         }
@@ -382,14 +441,14 @@ mod tests {
                 let source = column.offsets[row] as usize..column.offsets[row + 1] as usize;
                 assert_eq!(packed, column.weights.as_ref().map(|weights| &weights[source]));
             }
-            for (c, column) in chunk.columns.iter().enumerate() {
+            for c in 0..chunk.columns.len() {
                 let kind = &schema.columns[c].kind;
                 let ColumnRef { offsets, values } = batch.column(c);
                 let of_row = |i: usize| match offsets {
                     Some(offsets) => offsets[i] as usize * kind.dtype().bytes(),
                     None => i * kind.row_bytes() as usize,
                 };
-                assert_eq!(values[of_row(i)..of_row(i + 1)], *column.row(row));
+                assert_eq!(values[of_row(i)..of_row(i + 1)], *chunk.column_row(c, row));
             }
         }
     }

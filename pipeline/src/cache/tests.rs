@@ -127,7 +127,7 @@ fn cut(chunk: &Chunk, rows: std::ops::Range<usize>) -> Chunk {
         dense: block(&chunk.dense, chunk.rows(), &rows),
         ids: block(&chunk.ids, chunk.rows(), &rows),
         ragged: chunk.ragged.iter().map(ragged).collect(),
-        columns: Vec::new(),
+        ..Chunk::default()
     }
 }
 
@@ -265,9 +265,14 @@ fn chunks(rows: impl Strategy<Value = usize>) -> impl Strategy<Value = (Chunk, S
             (columns, proptest::collection::vec(ragged(rows), lists)).prop_map(
                 move |((labels, weights, dense_values, id_values), ragged)| {
                     let weights = weighted.then_some(weights);
-                    let columns = Vec::new();
-                    let chunk =
-                        Chunk { labels, weights, dense: dense_values, ids: id_values, ragged, columns };
+                    let chunk = Chunk {
+                        labels,
+                        weights,
+                        dense: dense_values,
+                        ids: id_values,
+                        ragged,
+                        ..Chunk::default()
+                    };
                     let shape = shape_of(&chunk, dense as u32, ids as u32);
                     (chunk, shape)
                 },

@@ -171,6 +171,7 @@ impl ChunkReader for SyntheticReader {
             ragged: [false, true]
                 .map(|weighted| ragged_of(rows.clone().map(|row| (*split, row)), weighted))
                 .into(),
+            narrow: Vec::new(),
             columns: Vec::new(),
             ids: rows.flat_map(|row| [*split, row as u32, group_of((*split, row))]).collect(),
         }))

@@ -5,6 +5,7 @@ use millstream_format::RawChunk;
 use super::column::Elements;
 use super::fault::{Fault, Problem};
 use super::multivalued;
+use super::rows::NarrowColumn;
 use crate::chunk::{ChunkColumn, RaggedColumn};
 
 /// A chunk under construction.
@@ -19,6 +20,8 @@ pub(super) struct ChunkBuilder<'a> {
     pub(super) ids: Vec<Vec<u32>>,
     pub(super) ragged: Vec<RaggedColumn>,
     pub(super) columns: Vec<ChunkColumn>,
+    /// The values of the narrow ones of `columns`.
+    pub(super) narrow: Vec<NarrowColumn>,
     pub(super) faults: Vec<Fault>,
     pub(super) truncated_rows: u64,
 }
@@ -33,6 +36,7 @@ impl<'a> ChunkBuilder<'a> {
             ids: Vec::new(),
             ragged: Vec::new(),
             columns: Vec::new(),
+            narrow: Vec::new(),
             faults: Vec::new(),
             truncated_rows: 0,
         }

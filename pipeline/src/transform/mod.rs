@@ -168,10 +168,12 @@ impl Transform {
         self
     }
 
-    /// The maximum bytes of column buffers in a [`Scratch`] for chunks of `chunk_rows` rows, and of the values of one
-    /// typed column before they are arranged in rows. Excludes converted dictionaries.
+    /// The maximum bytes of column buffers in a [`Scratch`] for chunks of `chunk_rows` rows, and of the values of all narrow
+    /// typed columns and one other before they are arranged in rows. Excludes converted dictionaries.
     pub fn column_bytes(&self, chunk_rows: usize) -> u64 {
-        let scratch = 4 * (self.dense.len() + self.ids.len()) as u64;
+        let narrow = self.columns.iter().filter(|column| column.narrow_at.is_some());
+        let narrow: u64 = narrow.map(|column| column.column.kind.row_bytes()).sum();
+        let scratch = 4 * (self.dense.len() + self.ids.len()) as u64 + narrow;
         let of_column = |column: &TypedColumn| match (&column.image, &column.tokens) {
             (Some(_), _) => (0, 0),
             (_, Some(tokens)) => tokens.reading_bytes(),
@@ -283,11 +285,17 @@ impl Transform {
         if self.sequences.is_some() {
             self.finish_documents(&mut builder)?;
         }
-        let ChunkBuilder { labels, weights, dense, ids, ragged, columns, faults, truncated_rows, .. } =
-            builder;
-        let blocks = (rows::interleave(&dense, rows), rows::interleave(&ids, rows));
-        let mut chunk = Chunk { labels, weights, dense: blocks.0, ids: blocks.1, ragged, columns };
-        (scratch.dense, scratch.ids) = (dense, ids);
+        let ChunkBuilder { labels, weights, ragged, columns, faults, truncated_rows, .. } = builder;
+        let mut chunk = Chunk {
+            labels,
+            weights,
+            dense: rows::interleave(&builder.dense, rows),
+            ids: rows::interleave(&builder.ids, rows),
+            ragged,
+            narrow: rows::interleave_narrow(&builder.narrow, rows),
+            columns,
+        };
+        (scratch.dense, scratch.ids) = (builder.dense, builder.ids);
         let usable = reject_faulty_rows(raw, faults, bad)?;
         if let Some(usable) = &usable {
             chunk.retain_rows(usable);

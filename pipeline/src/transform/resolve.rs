@@ -80,6 +80,7 @@ impl Transform {
             }
             typed.push(TypedColumn::resolve(spec, packed, &mut projection)?);
         }
+        TypedColumn::place_narrow(&mut typed);
         Ok(Self {
             feature_columns: projection.columns.len(),
             projection,

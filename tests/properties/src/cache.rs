@@ -118,7 +118,7 @@ pub fn seeds() -> Vec<Vec<u8>> {
             } else {
                 Vec::new()
             },
-            columns: Vec::new(),
+            ..Chunk::default()
         }
     };
     let [plain, full] = [chunk(20, false, false), chunk(9, true, true)];

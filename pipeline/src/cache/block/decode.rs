@@ -136,6 +136,7 @@ impl<'a> Block<'a> {
             dense: floats(dense),
             ids: row_major(ids, rows.clone(), |whole| whole, |word| word),
             ragged: self.ragged.iter().map(|columns| columns.decode(&rows)).collect(),
+            narrow: Vec::new(),
             columns: Vec::new(),
         }
     }

@@ -58,10 +58,10 @@ proptest! {
 #[test]
 fn chunks_with_typed_columns_fit_no_file() {
     let chunk = Chunk { labels: vec![vec![0.0]], ..Chunk::default() };
-    let typed = ChunkColumn::Fixed { row_bytes: 1, values: vec![7] };
+    let typed = ChunkColumn::Narrow { at: 0, row_bytes: 1 };
     let shape = Shape::of(&chunk);
     assert!(shape.fits(&chunk));
-    assert!(!shape.fits(&Chunk { columns: vec![typed], ..chunk }));
+    assert!(!shape.fits(&Chunk { narrow: vec![7], columns: vec![typed], ..chunk }));
 }
 
 #[test]

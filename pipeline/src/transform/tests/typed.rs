@@ -7,12 +7,16 @@ use arrow_array::{
 };
 use arrow_buffer::{NullBuffer, OffsetBuffer};
 use millstream_batch::{Column, ColumnKind, Dtype};
+use millstream_images::{Channels, Crop, Decode, ImageSpec, Jitter, Layout};
 use proptest::collection::vec;
 use proptest::sample::select;
 
 use super::*;
 use crate::chunk::ChunkColumn;
+use crate::order::Packing;
+use crate::sequences::{Packed, TokenSpec};
 use crate::spec::ColumnSpec;
+use crate::tokenizer::Tokenizers;
 
 fn column(name: &str, kind: ColumnKind, missing: Option<f64>) -> ColumnSpec {
     ColumnSpec { name: name.into(), column: "x".into(), kind, missing, image: None, tokens: None }
@@ -443,10 +447,14 @@ proptest! {
         prop_assert_eq!(found.truncated_rows, rows.iter().filter(|(_, truncated)| *truncated).count() as u64);
         let dtype = spec.kind.dtype();
         for (row, (bytes, _)) in rows.iter().enumerate() {
-            let found = found.chunk.columns[0].row(row);
+            let found = found.chunk.column_row(0, row);
             prop_assert_eq!(without_nans(dtype, found), without_nans(dtype, bytes), "row {}", row);
         }
         let (size, bytes) = match &found.chunk.columns[0] {
+            ChunkColumn::Narrow { at, row_bytes } => {
+                prop_assert_eq!(*at, 0);
+                (*row_bytes, found.chunk.narrow.len())
+            }
             ChunkColumn::Fixed { row_bytes, values } => (*row_bytes, values.len()),
             ChunkColumn::Ragged { value_bytes, offsets, values } => {
                 prop_assert_eq!((offsets[0], offsets.len()), (0, rows.len() + 1));
@@ -485,6 +493,104 @@ fn the_schema_has_the_columns_in_their_order() {
     });
     assert_eq!(written, json);
     assert_eq!(serde_json::from_value::<ColumnSpec>(written).unwrap(), specs[1]);
+}
+
+#[test]
+fn narrow_columns_share_a_block() {
+    let rows = 100;
+    let floats = |row: usize| [row as f32 + 0.25, -(row as f32)];
+    let pairs = (0..rows).map(|row| Some(floats(row).map(Some)));
+    let triples = (0..rows).map(|row| Some((0..3).map(move |place| Some((row + place) as i64))));
+    let data: [(&str, ArrayRef); 6] = [
+        // Row 7 is faulty, and row 9 has no value.
+        (
+            "flag",
+            Arc::new(
+                (0..rows).map(|row| Some(if row == 7 { 2 } else { row as i64 % 2 })).collect::<Int64Array>(),
+            ),
+        ),
+        ("id", Arc::new((0..rows).map(|row| Some(row as i64 * 0x0102_0304_0506)).collect::<Int64Array>())),
+        ("url", Arc::new(StringArray::from_iter_values((0..rows).map(|row| row.to_string())))),
+        ("pair", Arc::new(ListArray::from_iter_primitive::<Float32Type, _, _>(pairs))),
+        ("triple", Arc::new(ListArray::from_iter_primitive::<Int64Type, _, _>(triples))),
+        (
+            "count",
+            Arc::new((0..rows).map(|row| (row != 9).then_some(row as i64 * 300)).collect::<Int64Array>()),
+        ),
+    ];
+    let kinds = [
+        fixed(Dtype::Bool, &[]),
+        fixed(Dtype::Int64, &[]),
+        ColumnKind::Raw { maximum: 8 },
+        fixed(Dtype::Float32, &[2]),
+        fixed(Dtype::Uint16, &[3]),
+        fixed(Dtype::Uint16, &[]),
+    ];
+    let specs: Vec<ColumnSpec> = kinds
+        .into_iter()
+        .zip(&data)
+        .map(|(kind, (name, _))| ColumnSpec { column: (*name).into(), ..column(name, kind, Some(1.0)) })
+        .map(|spec| ColumnSpec { missing: spec.missing.filter(|_| !spec.kind.has_offsets()), ..spec })
+        .collect();
+    let transform = Transform::of_columns(&specs, None, &[]).unwrap();
+    let bad = BadRecords::new(OnBadRecord::Skip { limit: 1 });
+    let Transformed { chunk, usable, .. } = transform.apply(&raw(&data), &bad).unwrap();
+    assert_eq!(usable.unwrap().iter().position(|usable| !usable), Some(7));
+    let places = chunk.columns.iter().map(|column| match column {
+        ChunkColumn::Narrow { at, row_bytes } => Some((*at, *row_bytes)),
+        _ => None,
+    });
+    assert_eq!(
+        places.collect::<Vec<_>>(),
+        [Some((0, 1)), Some((1, 8)), None, Some((9, 8)), None, Some((17, 2))]
+    );
+    assert_eq!(chunk.narrow.len(), (rows - 1) * 19);
+    for (place, row) in (0..rows).filter(|&row| row != 7).enumerate() {
+        let count = if row == 9 { 1 } else { row as u16 * 300 };
+        let expected = [
+            vec![row as u8 % 2],
+            (row as i64 * 0x0102_0304_0506).to_ne_bytes().to_vec(),
+            row.to_string().into_bytes(),
+            floats(row).map(f32::to_ne_bytes).concat(),
+            [0, 1, 2].map(|place| (row as u16 + place).to_ne_bytes()).concat(),
+            count.to_ne_bytes().to_vec(),
+        ];
+        let found: Vec<&[u8]> = (0..6).map(|column| chunk.column_row(column, place)).collect();
+        assert_eq!(found, expected, "row {row}");
+    }
+}
+
+#[test]
+fn images_and_tokens_are_never_narrow() {
+    let image = ImageSpec {
+        height: 1,
+        width: 1,
+        channels: Channels::Gray,
+        crop: Crop::None,
+        flip: false,
+        jitter: Jitter::default(),
+        normalize: None,
+        layout: Layout::Nhwc,
+        dtype: Dtype::Uint8,
+        decode: Decode::Exact,
+        max_pixels: 1,
+        average_bytes: None,
+    };
+    let spec = ColumnSpec { image: Some(image.clone()), ..column("c", image.column_kind(), None) };
+    assert_eq!(spec.kind.row_bytes(), 1);
+    let transform = Transform::of_columns(&[spec], None, &[]).unwrap();
+    let jpeg = BinaryArray::from_vec(vec![&[0xff, 0xd8, 0xff, 0xe0]]);
+    let chunk = transform.apply(&raw(&[("x", Arc::new(jpeg))]), &strict()).unwrap().chunk;
+    assert!(matches!(&chunk.columns[..], [ChunkColumn::Images(_)]));
+
+    let packing = SequenceSpec { length: 1, how: Packing::BestFit };
+    let packed = Packed { spec: &packing, tokenizers: &Tokenizers::new() };
+    let kind = packing.column_kind(Dtype::Int32);
+    let spec = ColumnSpec { tokens: Some(TokenSpec::default()), ..column("c", kind, None) };
+    let transform = Transform::of_columns(&[spec], Some(packed), &[]).unwrap();
+    let tokens = ListArray::from_iter_primitive::<Int64Type, _, _>([Some([Some(5), Some(6)])]);
+    let chunk = transform.apply(&raw(&[("x", Arc::new(tokens))]), &strict()).unwrap().chunk;
+    assert!(matches!(&chunk.columns[..], [ChunkColumn::Ragged { .. }]));
 }
 
 #[test]
@@ -565,8 +671,8 @@ fn bad_values_are_reported_with_their_address() {
 fn values(dtype: Dtype, array: impl Array + 'static) -> Vec<u8> {
     let transform = Transform::of_columns(&[column("c", fixed(dtype, &[]), None)], None, &[]).unwrap();
     let chunk = transform.apply(&raw(&[("x", Arc::new(array))]), &strict()).unwrap().chunk;
-    let ChunkColumn::Fixed { values, .. } = &chunk.columns[0] else { panic!("a fixed column") };
-    values.clone()
+    assert_eq!(chunk.columns, [ChunkColumn::Narrow { at: 0, row_bytes: dtype.bytes() }]);
+    chunk.narrow
 }
 
 #[test]

@@ -189,10 +189,10 @@ pub(super) fn values(dtype: Dtype, leaf: &dyn Array, missing: &Missing) -> Optio
 pub(super) fn bytes_of(dtype: Dtype, number: f64) -> Option<Vec<u8>> {
     let number = PrimitiveArray::<Float64Type>::from(vec![number]);
     let Values { bytes, unusable } = values(dtype, &number, &Missing::default())?;
-    unusable.is_empty().then_some(bytes)
+    unusable.is_empty().then(|| bytes.to_vec())
 }
 
-/// The elements of a column that is stored in the type already: a copy of its bytes.
+/// The elements of a column that is stored in the type already: its bytes, which are not copied.
 fn stored(dtype: Dtype, leaf: &dyn Array, missing: &Missing) -> Option<Values> {
     let is_same = match dtype {
         Dtype::Bool | Dtype::Bfloat16 => false,
@@ -212,7 +212,7 @@ fn stored(dtype: Dtype, leaf: &dyn Array, missing: &Missing) -> Option<Values> {
         return None;
     }
     let (data, size) = (leaf.to_data(), dtype.bytes());
-    let bytes = data.buffers()[0].as_slice()[data.offset() * size..][..leaf.len() * size].to_vec();
+    let bytes = data.buffers()[0].slice_with_length(data.offset() * size, leaf.len() * size);
     let mut unusable = Vec::new();
     if leaf.null_count() > 0 || missing.has_numbers() {
         let absent = numbers(leaf, missing, |number| number == Number::Absent)?;
@@ -226,7 +226,7 @@ fn read<T: Target<N>, const N: usize>(leaf: &dyn Array, missing: &Missing) -> Op
     Some(match leaf.data_type() {
         DataType::Null => {
             let unusable = (0..leaf.len()).map(|element| (element, Unusable::Absent));
-            Values { bytes: vec![0; leaf.len() * N], unusable: unusable.collect() }
+            Values { bytes: vec![0; leaf.len() * N].into(), unusable: unusable.collect() }
         }
         DataType::Boolean => {
             let flags = leaf.as_boolean();
@@ -310,7 +310,7 @@ fn collect<const N: usize>(count: usize, values: impl Iterator<Item = Result<[u8
             Err(why) => unusable.push((element, why)),
         }
     }
-    Values { bytes, unusable }
+    Values { bytes: bytes.into(), unusable }
 }
 
 /// Text that is a number, or a boolean. Integers are exact; other numbers are read as `f64`.
