@@ -87,7 +87,8 @@ pub use self::explain::{Bound, Diagnosis, Explanation, Resources, StageUse, diag
 pub use self::kept::{KeptColumns, KeptRows};
 pub use self::measure::{IngestMeasurement, measure};
 pub use self::peers::{
-    DecodeUpdateError, MAX_ENCODED_BYTES, MAX_TEXT_BYTES, MAX_UNRECEIVED, Peers, PieceKey, PieceUpdate,
+    DecodeUpdateError, Exchange, ExchangeError, MAX_ENCODED_BYTES, MAX_TEXT_BYTES, MAX_UNRECEIVED, Peers,
+    PieceKey, PieceUpdate, SendCredit, SendUpdate, Unsent,
 };
 pub use self::plan::{IngestPlan, MemoryNeed};
 pub use self::source::{ChunkReader, ChunkSize, ChunkSource, Elastic, Opened, SkippedRecords};

@@ -5,7 +5,7 @@
 //! about each piece to all other hosts as soon as it has read the piece: a window's [`WindowExtent`], the end of the lane
 //! in this pass, or an error. An update has about forty bytes and describes thousands of rows.
 //!
-//! [`Peers`] is the interface to the transport. It guarantees:
+//! [`Peers`] is the interface to the transport; [`Exchange`] is all of one except the connections. It guarantees:
 //!
 //! * **Order:** updates of one lane are received in the order in which they were sent. All hosts of a generation start
 //!   from the same [`Position`](crate::order::Position), so all number a lane's pieces equally; the [`PieceKey`] serves
@@ -20,12 +20,14 @@
 //!   the others end at the first of its pieces that they miss.
 
 mod encoding;
+mod exchange;
 
 use super::lane::Piece;
 use crate::error::Error;
 use crate::order::{Pass, WindowExtent};
 
 pub use self::encoding::{DecodeUpdateError, MAX_ENCODED_BYTES, MAX_TEXT_BYTES};
+pub use self::exchange::{Exchange, ExchangeError, SendCredit, SendUpdate, Unsent};
 
 /// The maximum number of pieces of a lane that some host has not received.
 pub const MAX_UNRECEIVED: usize = 2;

@@ -6,12 +6,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use futures::{Stream, StreamExt};
+use millstream_pipeline::ingest::{Exchange, MAX_UNRECEIVED, Peers, SendCredit, SendUpdate, Unsent};
 use tokio::runtime::Handle;
+use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::mpsc::{Receiver, channel};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Status, Streaming};
 
-use super::{MAX_UNRECEIVED, Session, SessionHost, SessionId};
+use super::{SessionHost, SessionId};
 use crate::link::{Link, refusal};
 use crate::proto::{LaneCredits, LaneMessage, LaneOpening, LaneUpdate};
 use crate::server::ThisHost;
@@ -47,7 +49,7 @@ pub struct Sessions(Mutex<HashMap<SessionId, Registered>>);
 
 #[derive(Clone, Debug)]
 struct Registered {
-    session: Arc<Session>,
+    session: Arc<Exchange>,
     hosts: Arc<[SessionHost]>,
 }
 
@@ -55,7 +57,7 @@ struct Registered {
 #[derive(Debug)]
 pub struct OpenSession {
     id: SessionId,
-    session: Arc<Session>,
+    session: Arc<Exchange>,
     sessions: Arc<Sessions>,
 }
 
@@ -92,10 +94,16 @@ impl Sessions {
         let (mut senders, mut receivers) = (Vec::new(), Vec::new());
         for number in 0..hosts.len() {
             let (sender, receiver) = channel(capacity(lanes));
-            senders.push((number != host).then_some(sender));
+            let send = move |lane, update: &[u8]| {
+                sender.try_send(LaneUpdate { lane, update: update.to_vec() }).map_err(|error| match error {
+                    TrySendError::Full(_) => Unsent::Full,
+                    TrySendError::Closed(_) => Unsent::Ended,
+                })
+            };
+            senders.push((number != host).then(|| Box::new(send) as SendUpdate));
             receivers.push(receiver);
         }
-        let session = Arc::new(Session::new((host, lanes), senders));
+        let session = Arc::new(Exchange::new((host, lanes), senders));
         let hosts: Arc<[SessionHost]> = hosts.into();
         let sessions = &this.sessions;
         sessions.register(id, Registered { session: Arc::clone(&session), hosts: Arc::clone(&hosts) })?;
@@ -109,7 +117,7 @@ impl Sessions {
                     Ok(()) => {
                         // Its own call may still be on the way, with what it has sent.
                         tokio::time::sleep(LEAVE_TIMEOUT).await;
-                        call.session.lose_unless_called(number, LEFT);
+                        call.session.lose_unless_begun(number, LEFT);
                     }
                     // Without this host's updates the other one cannot continue, even if it can still send its own.
                     Err(error) => call.session.lose(number, &error.to_string()),
@@ -153,7 +161,11 @@ impl Sessions {
             return Err(Status::permission_denied(format!("{caller} is not host {from} of the session")));
         }
         let (credits, taken) = channel(capacity(session.lanes()));
-        session.begin(from, credits).map_err(Status::failed_precondition)?;
+        // Nobody needs credit once the call has ended. A host that reads none sends no more updates.
+        let give: SendCredit = Box::new(move |lane| {
+            let _ = credits.try_send(lane);
+        });
+        session.begin(from, give).map_err(Status::failed_precondition)?;
         tokio::spawn(async move {
             let reason = match receive(&session, from, messages).await {
                 Ok(()) => LEFT.to_owned(),
@@ -186,7 +198,7 @@ impl Sessions {
 
 impl OpenSession {
     /// The exchange.
-    pub fn session(&self) -> &Arc<Session> {
+    pub fn session(&self) -> &Arc<Exchange> {
         &self.session
     }
 }
@@ -203,7 +215,7 @@ struct Call {
     id: SessionId,
     host: usize,
     to: usize,
-    session: Arc<Session>,
+    session: Arc<Exchange>,
 }
 
 impl Call {
@@ -269,7 +281,11 @@ fn credit_messages(taken: Receiver<u32>) -> impl Stream<Item = Result<LaneCredit
 }
 
 /// Passes the updates of a call to the session, until it ends.
-async fn receive(session: &Session, from: usize, mut messages: Streaming<LaneMessage>) -> Result<(), String> {
+async fn receive(
+    session: &Exchange,
+    from: usize,
+    mut messages: Streaming<LaneMessage>,
+) -> Result<(), String> {
     while let Some(LaneMessage { updates, .. }) =
         messages.message().await.map_err(|status| refusal(&status).to_string())?
     {

@@ -1,11 +1,11 @@
 //! Updates about lanes between hosts that train together: the transport of [`millstream_pipeline::ingest::Peers`].
 //!
 //! Each host sends every update about its lanes to all other hosts of its generation, in order. The updates are bytes here. A
-//! [`Session`] is one generation's exchange as one host sees it:
+//! [`Exchange`](millstream_pipeline::ingest::Exchange) is one generation's exchange as one host sees it:
 //!
 //! * **Order.** Updates of one lane arrive in the order in which they were sent.
-//! * **Bound.** A sender waits while some host has not yet taken [`MAX_UNRECEIVED`] earlier updates of the lane. A host that
-//!   sends more than that is cut off.
+//! * **Bound.** A sender waits while some host has not yet taken some earlier updates of the lane
+//!   ([`MAX_UNRECEIVED`](millstream_pipeline::ingest::MAX_UNRECEIVED)). A host that sends more than that is cut off.
 //! * **Ends.** A host that leaves, or whose connection breaks in either direction, is gone: nobody waits for it to take anything,
 //!   and a caller that waits for its update gets an error once all that have arrived are taken. Nothing is connected again; a
 //!   new generation has new sessions.
@@ -17,12 +17,10 @@
 
 mod calls;
 mod ingest;
-mod session;
 
 pub(crate) use self::calls::Credits;
 pub use self::calls::{OpenError, OpenSession, Sessions};
 pub use self::ingest::LanePeers;
-pub use self::session::{LaneError, MAX_UNRECEIVED, Session};
 
 use crate::HostName;
 

@@ -5,6 +5,7 @@ use std::net::Ipv4Addr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use millstream_pipeline::ingest::{Exchange, ExchangeError, MAX_UNRECEIVED, Peers};
 use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
 use tokio::sync::oneshot;
@@ -69,19 +70,19 @@ fn update(lane: u32, number: u32) -> Vec<u8> {
 }
 
 /// Sends and receives `count` updates of each lane, which belong to the hosts in turn, in lockstep of the merge.
-fn exchange(session: &Session, host: usize, count: u32) {
-    let hosts = session.hosts() as u32;
+fn exchange(session: &Exchange, host: usize, count: u32) {
+    let hosts = session.hosts();
     std::thread::scope(|scope| {
         for lane in (0..LANES).filter(|lane| lane % hosts == host as u32) {
             scope.spawn(move || {
                 for number in 0..count {
-                    session.send(lane, update(lane, number)).unwrap();
+                    session.send_bytes(lane, &update(lane, number)).unwrap();
                 }
             });
         }
         for number in 0..count {
             for lane in (0..LANES).filter(|lane| lane % hosts != host as u32) {
-                assert_eq!(session.recv(lane, (lane % hosts) as usize).unwrap(), update(lane, number));
+                assert_eq!(session.recv_bytes(lane, (lane % hosts) as usize).unwrap(), update(lane, number));
             }
         }
     });
@@ -106,15 +107,15 @@ fn a_sender_waits_for_the_slowest_host() {
     let sessions = hosts.open_all(1);
     let [first, second, third] = [0, 1, 2].map(|host| Arc::clone(sessions[host].session()));
     for number in 0..MAX_UNRECEIVED as u32 {
-        first.send(0, update(0, number)).unwrap();
+        first.send_bytes(0, &update(0, number)).unwrap();
     }
     // Another lane has its own bound.
-    first.send(3, update(3, 0)).unwrap();
-    let sender = std::thread::spawn(move || first.send(0, update(0, 9)).unwrap());
-    second.recv(0, 0).unwrap();
+    first.send_bytes(3, &update(3, 0)).unwrap();
+    let sender = std::thread::spawn(move || first.send_bytes(0, &update(0, 9)).unwrap());
+    second.recv_bytes(0, 0).unwrap();
     std::thread::sleep(Duration::from_millis(200));
     assert!(!sender.is_finished(), "the third host has taken none");
-    third.recv(0, 0).unwrap();
+    third.recv_bytes(0, 0).unwrap();
     sender.join().unwrap();
 }
 
@@ -124,17 +125,17 @@ fn a_host_that_leaves_is_heard_to_its_end() {
     let mut sessions = hosts.open_all(1);
     let second = Arc::clone(sessions[1].session());
     let first = sessions.remove(0);
-    first.session().send(0, update(0, 0)).unwrap();
-    first.session().send(0, update(0, 1)).unwrap();
+    first.session().send_bytes(0, &update(0, 0)).unwrap();
+    first.session().send_bytes(0, &update(0, 1)).unwrap();
     let again = Arc::clone(first.session());
     drop(first);
-    assert_eq!(again.send(0, Vec::new()), Err(LaneError::Closed));
-    assert_eq!(again.recv(1, 1), Err(LaneError::Closed));
-    assert_eq!(second.recv(0, 0).unwrap(), update(0, 0));
-    assert_eq!(second.recv(0, 0).unwrap(), update(0, 1));
-    assert!(matches!(second.recv(0, 0), Err(LaneError::Gone { host: 0, .. })));
+    assert_eq!(again.send_bytes(0, &[]), Err(ExchangeError::Closed));
+    assert_eq!(again.recv_bytes(1, 1), Err(ExchangeError::Closed));
+    assert_eq!(second.recv_bytes(0, 0).unwrap(), update(0, 0));
+    assert_eq!(second.recv_bytes(0, 0).unwrap(), update(0, 1));
+    assert!(matches!(second.recv_bytes(0, 0), Err(ExchangeError::Gone { host: 0, .. })));
     // And nobody waits for it.
-    (0..10).for_each(|number| second.send(1, update(1, number)).unwrap());
+    (0..10).for_each(|number| second.send_bytes(1, &update(1, number)).unwrap());
 }
 
 #[test]
@@ -144,7 +145,7 @@ fn a_host_that_cannot_be_reached_is_gone_at_once() {
     std::thread::sleep(Duration::from_millis(100));
     let second = hosts.open(1, 1);
     let began = Instant::now();
-    assert!(matches!(second.session().recv(0, 0), Err(LaneError::Gone { host: 0, .. })));
+    assert!(matches!(second.session().recv_bytes(0, 0), Err(ExchangeError::Gone { host: 0, .. })));
     assert!(began.elapsed() < Duration::from_secs(10));
 }
 
@@ -152,10 +153,10 @@ fn a_host_that_cannot_be_reached_is_gone_at_once() {
 fn sessions_do_not_mix() {
     let hosts = Hosts::start(2);
     let (old, new) = (hosts.open_all(1), hosts.open_all(2));
-    old[0].session().send(0, vec![1]).unwrap();
-    new[0].session().send(0, vec![2]).unwrap();
-    assert_eq!(new[1].session().recv(0, 0).unwrap(), [2]);
-    assert_eq!(old[1].session().recv(0, 0).unwrap(), [1]);
+    old[0].session().send_bytes(0, &[1]).unwrap();
+    new[0].session().send_bytes(0, &[2]).unwrap();
+    assert_eq!(new[1].session().recv_bytes(0, 0).unwrap(), [2]);
+    assert_eq!(old[1].session().recv_bytes(0, 0).unwrap(), [1]);
     let _entered = hosts.runtime.enter();
     let again = Sessions::open(&hosts.hosts[0].this, SessionId(1), (0, hosts.members()), LANES);
     assert_eq!(again.err(), Some(OpenError::Again));
@@ -170,15 +171,15 @@ fn only_the_hosts_of_a_session_may_send() {
     let pair = members[..2].to_vec();
     let second = Sessions::open(&hosts.hosts[1].this, SessionId(9), (1, pair.clone()), LANES).unwrap();
     let impostor = Sessions::open(&hosts.hosts[2].this, SessionId(9), (0, pair), LANES).unwrap();
-    impostor.session().send(0, vec![7]).unwrap();
+    impostor.session().send_bytes(0, &[7]).unwrap();
     // Its call is refused, so that the member it calls is gone for it.
-    let gone = impostor.session().recv(1, 1).unwrap_err().to_string();
+    let gone = impostor.session().recv_bytes(1, 1).unwrap_err().to_string();
     assert!(gone.contains("host-2 is not host 0 of the session"), "{gone}");
     // The member still gets the updates of the true host, which comes later, and no others.
     let first =
         Sessions::open(&hosts.hosts[0].this, SessionId(9), (0, members[..2].to_vec()), LANES).unwrap();
-    first.session().send(0, vec![1]).unwrap();
-    assert_eq!(second.session().recv(0, 0).unwrap(), [1]);
+    first.session().send_bytes(0, &[1]).unwrap();
+    assert_eq!(second.session().recv_bytes(0, 0).unwrap(), [1]);
 }
 
 #[test]
@@ -193,14 +194,14 @@ fn a_host_that_can_only_be_reached_in_one_direction_is_gone() {
     let second = open(1, members.clone());
     members[1].address = "127.0.0.1:1".to_owned();
     let first = open(0, members);
-    assert!(matches!(first.session().recv(1, 1), Err(LaneError::Gone { host: 1, .. })));
+    assert!(matches!(first.session().recv_bytes(1, 1), Err(ExchangeError::Gone { host: 1, .. })));
     drop(first);
-    assert!(matches!(second.session().recv(0, 0), Err(LaneError::Gone { host: 0, .. })));
+    assert!(matches!(second.session().recv_bytes(0, 0), Err(ExchangeError::Gone { host: 0, .. })));
 }
 
 #[test]
 fn a_host_that_ignores_the_bound_is_cut_off() {
-    let session = Session::new((0, 2), vec![None, None]);
+    let session = Exchange::new((0, 2), vec![None, None]);
     for _ in 0..MAX_UNRECEIVED {
         session.arrive(1, 1, Vec::new()).unwrap();
     }
