@@ -10,7 +10,7 @@
 //!
 //! **Parts.** The packer claims a slot of every ring, fills the parts ([`fill`]), and publishes them only when the whole
 //! batch is packed and its header is known. So all ranks receive the same number of batches; a part may have no rows.
-//! All parts of a batch carry the same position. There are two rules ([`Deal`](crate::order::Deal)):
+//! All parts of a batch carry the same position. There are three rules (`order/deal.rs`):
 //!
 //! * *Runs.* With R ranks, rank `r` gets the rows `[r c, (r + 1) c)` of a global batch of at most B rows, in the order
 //!   in which they are drawn, where `c = ceil(B / R)`. In a short last batch the first ranks are full and the last ones
@@ -18,6 +18,8 @@
 //! * *Lanes.* Each row goes to the part of its lane. Every host draws all rows, and therefore knows how many each part
 //!   has, but packs only those of its own lanes. For the lanes of other hosts it receives the extents of their windows
 //!   ([`super::peers`]). A batch is full when the *global* batch is full. A part has room for all of it.
+//! * *Shards.* As lanes, but the rows of a host's lanes go to its ranks in runs. A batch is full when every host is full, or
+//!   has no more rows.
 //!
 //! **Ready lanes first** (`deterministic = false`, one host, a shuffled pass). The merge skips a lane whose next window
 //! is not ready. Only if no lane has rows does the packer wait, for any of them. Each row is still delivered exactly

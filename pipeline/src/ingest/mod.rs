@@ -64,6 +64,8 @@ mod peers_tests;
 #[cfg(test)]
 mod ranks_tests;
 #[cfg(test)]
+mod shard_tests;
+#[cfg(test)]
 mod tests;
 
 use std::any::Any;

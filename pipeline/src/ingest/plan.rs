@@ -4,7 +4,7 @@ mod memory;
 
 use std::sync::Arc;
 
-use millstream_batch::{BatchSchema, HandOff, Producer, RingError, Stream};
+use millstream_batch::{BatchSchema, Count, HandOff, Producer, RingError, Stream};
 use millstream_io::limits::{MAX_STREAMS, ReadLimits};
 use millstream_trace::Recorder;
 
@@ -15,7 +15,9 @@ use super::source::{ChunkSource, Elastic};
 use super::tuner::{Bounds, Setting, Tuner};
 use crate::error::Error;
 use crate::images::ImageColumn;
-use crate::order::{Cut, Deal, Feed, Mix, Mixing, OrderSpec, Pass, PassOrder, Position, PositionError, Runs};
+use crate::order::{
+    Cut, Deal, Feed, Mix, Mixing, OrderSpec, Pass, PassOrder, Position, PositionError, Runs, Shards,
+};
 use crate::sequences::SequenceColumns;
 use crate::spec::{DataSpec, LabelColumn, LabelSpec, OnBadRecord};
 
@@ -69,11 +71,13 @@ pub struct IngestPlan {
 
 /// How rows are dealt to rings; see [`crate::order`].
 #[derive(Clone, Debug)]
-enum DealRule {
+pub(crate) enum DealRule {
     /// In runs of consecutive rows.
     Runs(Runs),
     /// By lanes.
     Lanes(Deal),
+    /// By lanes to hosts, and in runs to the ranks of each.
+    Shards(Shards),
 }
 
 impl IngestPlan {
@@ -211,10 +215,7 @@ impl IngestPlan {
     /// The memory budget is too small for the rings, or the order is not deterministic, so that hosts could not agree on it.
     pub fn with_runs(self, runs: Runs) -> Result<Self, Error> {
         if !runs.are_all_here() && !self.deterministic {
-            return Err(Error::Invalid(
-                "ranks on several hosts need `deterministic = true`, with which all hosts read the rows in the same order"
-                    .to_owned(),
-            ));
+            return Err(Error::Invalid(NOT_DETERMINISTIC.to_owned()));
         }
         Self { part: self.schema.part(runs.ranks()), rule: DealRule::Runs(runs), ..self }.within_budget()
     }
@@ -226,6 +227,68 @@ impl IngestPlan {
     /// The memory budget is too small for the rings.
     pub fn with_deal(self, deal: Deal) -> Result<Self, Error> {
         Self { rule: DealRule::Lanes(deal), part: self.schema.clone(), ..self }.within_budget()
+    }
+
+    /// Deals each global batch by shards: this host reads the data of its lanes for its own ranks, and has a ring for each. Each
+    /// row of an epoch is delivered once over all hosts, but which batch has it depends on them.
+    ///
+    /// # Errors
+    /// The memory budget is too small for the rings, the order is not deterministic, short batches are dropped, or a host
+    /// would read nothing.
+    pub fn with_shards(self, shards: Shards) -> Result<Self, Error> {
+        self.check_shards(&shards)?;
+        let part = self.schema.part(shards.runs().ranks());
+        Self { part, rule: DealRule::Shards(shards), ..self }.within_budget()
+    }
+
+    /// Checks that the hosts of `shards` can read them of this feed.
+    ///
+    /// # Errors
+    /// As for [`IngestPlan::check_shardable`], or a host would read nothing.
+    pub fn check_shards(&self, shards: &Shards) -> Result<(), Error> {
+        self.check_shardable()?;
+        let deal = shards.deal();
+        if deal.parts() != self.order.lanes {
+            let (dealt, lanes) = (deal.parts(), self.order.lanes);
+            return Err(Error::Invalid(format!("{dealt} lanes are dealt to hosts, the feed has {lanes}")));
+        }
+        let live = self.live_lanes();
+        let reads = |host: u32| (0..live).any(|lane| deal.owner(lane) == host);
+        match (0..deal.hosts()).find(|&host| !reads(host)) {
+            None => Ok(()),
+            Some(_) => Err(Error::Invalid(format!(
+                "the data has {} in {}, too few for {} hosts with a shard each: store it in more files, lower \
+                 data.split_bytes, raise data.lanes, or let every host read all data",
+                Count(self.splits(Stream::Train).into(), "split"),
+                Count(live.into(), "lane"),
+                deal.hosts()
+            ))),
+        }
+    }
+
+    /// Checks that each of several hosts can read a shard of this feed.
+    ///
+    /// # Errors
+    /// The order is not deterministic, so that hosts could not agree on it, rows are not shuffled, or short batches are dropped.
+    pub fn check_shardable(&self) -> Result<(), Error> {
+        if !self.deterministic {
+            return Err(Error::Invalid(NOT_DETERMINISTIC.to_owned()));
+        }
+        if self.order.shuffle_rows == 0 {
+            return Err(Error::Invalid(
+                "data.shuffle_rows: 0; hosts that read a shard each cannot keep the order of the data: set it above 0, or let every \
+                 host read all data"
+                    .to_owned(),
+            ));
+        }
+        if self.drop_last {
+            return Err(Error::Invalid(
+                "hosts that read a shard each run out of rows at different times, so dropping short batches would drop \
+                 many rows: keep them, with padding"
+                    .to_owned(),
+            ));
+        }
+        Ok(())
     }
 
     /// Creates the rings of this host, in order, and the hand-offs for their consumers.
@@ -253,22 +316,21 @@ impl IngestPlan {
         match &self.rule {
             DealRule::Runs(runs) => runs.here().len() as u32,
             DealRule::Lanes(deal) => deal.parts_here().count() as u32,
+            DealRule::Shards(shards) => shards.runs().here().len() as u32,
         }
     }
 
-    /// The deal, if rows are dealt by lanes.
+    /// The rule by which rows are dealt to rings.
+    pub(crate) fn rule(&self) -> &DealRule {
+        &self.rule
+    }
+
+    /// The deal of lanes to hosts, unless each host reads all lanes.
     pub fn deal(&self) -> Option<&Deal> {
         match &self.rule {
             DealRule::Runs(_) => None,
             DealRule::Lanes(deal) => Some(deal),
-        }
-    }
-
-    /// The runs, if rows are dealt by runs.
-    pub fn runs(&self) -> Option<&Runs> {
-        match &self.rule {
-            DealRule::Runs(runs) => Some(runs),
-            DealRule::Lanes(_) => None,
+            DealRule::Shards(shards) => Some(shards.deal()),
         }
     }
 
@@ -422,6 +484,9 @@ impl IngestPlan {
         }
     }
 }
+
+/// Why ranks on several hosts cannot take rows from whichever lanes are ready.
+const NOT_DETERMINISTIC: &str = "ranks on several hosts need `deterministic = true`, with which all hosts read the rows in the same order";
 
 fn no_rank() -> Error {
     Error::Invalid("a feed needs at least one rank".to_owned())

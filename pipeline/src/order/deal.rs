@@ -1,4 +1,4 @@
-//! The deal: which rows of a global batch each worker gets. There are two rules; a job's plan chooses one.
+//! The deal: which rows of a global batch each worker gets. There are three rules; a plan chooses one.
 //!
 //! **By runs** ([`Runs`]), for a job that never leaves one host, and for feeds. The rows of a batch are cut in drawing order
 //! into runs of equal length, one for each rank ([`BatchSchema::part`](millstream_batch::BatchSchema::part)). The ranks may
@@ -20,11 +20,26 @@
 //! the [`WindowExtent`](super::WindowExtent)s of their windows, a few bytes each, which the owners send
 //! (`ingest/peers.rs`).
 //!
-//! Invariants, each with a property test (`ingest/exactly_once.rs`, `ingest/deal_tests.rs`):
+//! **By shards** ([`Shards`]), for a feed whose ranks are on several hosts, each of which reads a share of the data. Lanes are
+//! dealt to hosts as above, in proportion to their ranks. The rows of a host's lanes are cut into runs, one for each of its
+//! ranks. All ranks must have room for equally many rows, so a host has room for that many times its ranks. While a host has
+//! no room, its lanes are passed over. A batch ends when all hosts that have rows left are full:
+//!
+//! ```text
+//! lane    0 1 2 3 4 0 1 2 3 4 0 1 3 1     5 lanes; two hosts with room for 7 rows each
+//! host    0 1 0 1 0 0 1 0 1 0 0 1 1 1     after 7 rows of host 0, its lanes 2, 4 and 0 are passed over
+//! ```
+//!
+//! So every rank is full in every batch until its host has no more rows in the epoch, also if the number of hosts does not
+//! divide that of the lanes. Batches are shorter then, and the epoch has as many as the host with the most rows needs. A pass must
+//! be shuffled: passing over lanes would break the order of an ordered one.
+//!
+//! Invariants, each with a property test (`ingest/exactly_once.rs`, `ingest/deal_tests.rs`, `ingest/shard_tests.rs`):
 //!
 //! * Each row of a global batch is in exactly one part, of exactly one host. A part has its rows in drawing order.
-//! * Global batches and positions do not depend on the rule, P or the number of hosts, whether or not these divide the
-//!   number of lanes. So a job may stop on three hosts and resume on five from the position of any one.
+//! * By runs and by lanes, global batches and positions do not depend on the rule, P or the number of hosts, whether or not
+//!   these divide the number of lanes. So a job may stop on three hosts and resume on five from the position of any one. By
+//!   shards, hosts may change as well: a position says which rows of each lane were delivered, and the others follow.
 //! * The rows of each part depend on P, and not on the host that has it. So with fixed P a batch has the same parts for
 //!   any assignment of parts to hosts.
 //! * Every ring gets a slot of every batch, also if its part has no rows.
@@ -36,6 +51,8 @@
 //! few splits: training without a shuffle pool and evaluation keep one worker busy at a time.
 
 use std::sync::Arc;
+
+use crate::error::Error;
 
 /// The runs of all ranks, as one host sees them, if rows are dealt by runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -52,6 +69,16 @@ pub struct Deal {
     hosts: u32,
     /// By part.
     places: Arc<[Place]>,
+}
+
+/// The lanes and the ranks of all hosts, as one host sees them, if rows are dealt by shards.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Shards {
+    /// Its parts are the lanes.
+    deal: Deal,
+    runs: Runs,
+    /// The number of ranks, by host.
+    ranks: Arc<[u32]>,
 }
 
 /// Where a part is.
@@ -174,11 +201,100 @@ impl Deal {
     }
 }
 
+impl Shards {
+    /// The shards of hosts that have these ranks, each in ascending order, as host `host` sees them.
+    ///
+    /// # Errors
+    /// A host has no rank, a rank has no host or several, or there are too few lanes.
+    pub fn new(host: u32, ranks: &[Vec<u32>], lanes: u32) -> Result<Self, Error> {
+        let mut all: Vec<u32> = ranks.concat();
+        all.sort_unstable();
+        let world = all.len() as u32;
+        let runs = ranks.get(host as usize).and_then(|here| Runs::new(world, here));
+        let runs = runs.filter(|_| all.iter().copied().eq(0..world) && !ranks.iter().any(Vec::is_empty));
+        let runs = runs.ok_or_else(|| {
+            let hosts = ranks.len();
+            Error::Invalid(format!(
+                "{world} ranks on {hosts} hosts do not fit together; expected each rank once"
+            ))
+        })?;
+        let hosts = ranks.len() as u32;
+        let ranks: Arc<[u32]> = ranks.iter().map(|ranks| ranks.len() as u32).collect();
+        let deal = Deal::new(host, &in_proportion(&ranks, lanes)).filter(|deal| deal.hosts() == hosts);
+        let too_few =
+            || Error::Invalid(format!("data.lanes: {lanes}; {hosts} hosts with a shard each need as many"));
+        Ok(Self { deal: deal.ok_or_else(too_few)?, runs, ranks })
+    }
+
+    /// The deal of lanes to hosts.
+    pub fn deal(&self) -> &Deal {
+        &self.deal
+    }
+
+    /// The runs of this host's ranks.
+    pub fn runs(&self) -> &Runs {
+        &self.runs
+    }
+
+    /// The number of ranks, by host.
+    pub fn ranks(&self) -> &[u32] {
+        &self.ranks
+    }
+}
+
+/// Deals a lane to each host, and then lanes one after another, each to the host that has the fewest for its ranks. Returns the hosts of
+/// the lanes.
+fn in_proportion(ranks: &[u32], lanes: u32) -> Vec<u32> {
+    let mut counts = vec![0_u64; ranks.len()];
+    let deal = |lane: u32| {
+        if let Some(count) = counts.get_mut(lane as usize) {
+            *count = 1;
+            return lane;
+        }
+        // (count + 1) / ranks, compared without division.
+        let fewest = (1..ranks.len()).fold(0, |fewest, host| {
+            let [of_host, of_fewest] = [host, fewest].map(|host| counts[host] + 1);
+            let is_less = of_host * u64::from(ranks[fewest]) < of_fewest * u64::from(ranks[host]);
+            if is_less { host } else { fewest }
+        });
+        counts[fewest] += 1;
+        fewest as u32
+    };
+    (0..lanes).map(deal).collect()
+}
+
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
 
     use super::*;
+
+    #[test]
+    fn hosts_have_lanes_in_proportion_to_their_ranks() {
+        assert_eq!(in_proportion(&[2, 2], 5), [0, 1, 0, 1, 0]);
+        assert_eq!(in_proportion(&[1, 3], 8), [0, 1, 1, 1, 1, 1, 0, 1]);
+        assert_eq!(in_proportion(&[8, 8, 1], 6), [0, 1, 2, 0, 1, 0]);
+        let shards = |host| Shards::new(host, &[vec![1, 2], vec![0], vec![3]], 8).unwrap();
+        let lanes = |host| shards(host).deal().parts_here().collect::<Vec<_>>();
+        assert_eq!([lanes(0), lanes(1), lanes(2)], [vec![0, 3, 4, 5], vec![1, 6], vec![2, 7]]);
+        assert_eq!((shards(0).runs().here(), shards(0).ranks()), (&[1, 2][..], &[2, 1, 1][..]));
+        let refused =
+            |host, ranks: &[Vec<u32>], lanes| Shards::new(host, ranks, lanes).unwrap_err().to_string();
+        let of = |numbers: &[&[u32]]| numbers.iter().map(|ranks| ranks.to_vec()).collect::<Vec<_>>();
+        let two: &[&[u32]] = &[&[0], &[1]];
+        let cases: [(u32, &[&[u32]]); 6] = [
+            (0, &[&[0], &[0]]),
+            (0, &[&[0], &[2]]),
+            (0, &[&[0, 1], &[]]),
+            (2, two),
+            (0, &[]),
+            (0, &[&[1, 0]]),
+        ];
+        for (host, ranks) in cases {
+            assert!(refused(host, &of(ranks), 4).contains("expected each rank once"), "{ranks:?}");
+        }
+        assert!(refused(0, &of(two), 1).contains("data.lanes: 1; 2 hosts"));
+    }
 
     #[test]
     fn every_lane_has_one_host_and_one_ring() {

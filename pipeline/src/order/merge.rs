@@ -1,7 +1,7 @@
 //! Interleaving: merges the lanes of a pass into one sequence of rows.
 //!
 //! *Shuffled*: one row from each live lane in turn; a lane that has ended leaves the rotation. So row `k` of lane `v`
-//! is drawn in round `k`, independent of the other lanes.
+//! is drawn in round `k`, independent of the other lanes, unless the caller passes over lanes (`deterministic = false`, shards).
 //!
 //! *Ordered*: one whole split from each lane in turn; as split `i` is in lane `i mod V`, this is the data's
 //! order.
@@ -98,38 +98,41 @@ impl Merge {
 
     /// The next step.
     pub(crate) fn next(&mut self) -> Turn {
-        loop {
-            if self.live == 0 {
-                return Turn::End;
+        let Some(turn) = self.upcoming() else { return Turn::End };
+        let lane = &mut self.lanes[self.turn];
+        let Some(window) = &mut lane.window else { return Turn::Wait { lane: turn } };
+        let index = window.drawn;
+        window.drawn += 1;
+        if self.ordered {
+            lane.cursor.row += 1;
+        } else {
+            lane.cursor.drawn += 1;
+            if window.drawn == window.extent.rows {
+                self.retire_window(self.turn);
             }
-            let turn = self.turn as u32;
-            let lane = &mut self.lanes[self.turn];
-            if lane.ended {
-                self.advance_turn();
-                continue;
-            }
-            let Some(window) = &mut lane.window else { return Turn::Wait { lane: turn } };
-            if window.drawn < window.extent.rows {
-                let index = window.drawn;
-                window.drawn += 1;
-                if self.ordered {
-                    lane.cursor.row += 1;
-                } else {
-                    lane.cursor.drawn += 1;
-                    if window.drawn == window.extent.rows {
-                        self.retire_window(self.turn);
-                    }
-                    self.advance_turn();
-                }
-                return Turn::Row { lane: turn, index };
-            }
-            self.retire_run();
+            self.advance_turn();
         }
+        Turn::Row { lane: turn, index }
     }
 
     /// Number of lanes that have not ended.
     pub(crate) fn live(&self) -> usize {
         self.live
+    }
+
+    /// The lane that the next step is about; `None` if all have ended.
+    pub(crate) fn upcoming(&mut self) -> Option<u32> {
+        while self.live > 0 {
+            let lane = &self.lanes[self.turn];
+            if lane.ended {
+                self.advance_turn();
+            } else if lane.window.is_some_and(|window| window.drawn >= window.extent.rows) {
+                self.retire_run();
+            } else {
+                return Some(self.turn as u32);
+            }
+        }
+        None
     }
 
     /// Skips the current lane for this round. Every row is still delivered once and positions remain valid, but the

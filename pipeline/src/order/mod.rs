@@ -38,7 +38,8 @@
 //! * Resuming from a [`Position`] taken after any batch delivers exactly the batches and positions that follow.
 //!   Resuming reads at most one window per lane again.
 //! * Rows and positions do not depend on how splits are divided into chunks.
-//! * Batches and positions do not depend on the number of hosts and workers, which may change after any batch.
+//! * Batches and positions do not depend on the number of hosts and workers, which may change after any batch. Only if
+//!   each host reads a shard of a feed, batches depend on the hosts ([`Shards`]); these may change, too.
 //! * The number of rows need not be known in advance.
 //!
 //! A test compares the module with a reference implementation over whole lists (`reference.rs`).
@@ -63,7 +64,7 @@ pub(crate) mod reference;
 mod tests;
 
 pub(crate) use deal::LanePart;
-pub use deal::{Deal, Runs};
+pub use deal::{Deal, Runs, Shards};
 pub use merge::WindowExtent;
 pub(crate) use merge::{Merge, Turn};
 pub(crate) use mix::Sample;

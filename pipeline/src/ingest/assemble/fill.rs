@@ -8,9 +8,10 @@ use millstream_trace::{Category, SpanStart, Work};
 use super::{Assembler, Place};
 use crate::error::Error;
 use crate::images::{ImageStage, PackedRows};
+use crate::ingest::plan::DealRule;
 use crate::ingest::source::SkippedRecords;
 use crate::ingest::stats::{Counters, Stopwatch};
-use crate::order::{LanePart, Runs, Turn};
+use crate::order::{LanePart, Merge, Runs, Shards, Turn};
 
 /// A part of a global batch, in a ring of this host.
 pub(super) struct Part<'a> {
@@ -27,6 +28,72 @@ pub(super) struct Filled {
     pub(super) global_rows: u32,
     /// Those of the fullest part.
     pub(super) most_rows: u32,
+}
+
+/// Says where the rows of a batch belong, as they are drawn.
+trait Dealer {
+    /// The place of the part that gets the next row, which is of `lane`; `None` if the part is not of this host.
+    fn deal(&mut self, lane: u32) -> Option<u32>;
+
+    /// Whether the batch has room for a row of the lane whose turn it is.
+    fn has_room(&self, merge: &mut Merge) -> bool;
+}
+
+/// Rows that belong where the function says. It is called once with the lane of each.
+struct By<F>(F);
+
+/// The rows of a batch that is dealt by shards.
+struct ShardRows<'a> {
+    shards: &'a Shards,
+    /// The rows that a rank has room for.
+    run_rows: u32,
+    /// The rows drawn so far, by host.
+    rows: Vec<u32>,
+}
+
+impl<F: FnMut(u32) -> Option<u32>> Dealer for By<F> {
+    fn deal(&mut self, lane: u32) -> Option<u32> {
+        (self.0)(lane)
+    }
+
+    fn has_room(&self, _: &mut Merge) -> bool {
+        true
+    }
+}
+
+impl<'a> ShardRows<'a> {
+    fn new(shards: &'a Shards, run_rows: u32) -> Self {
+        Self { shards, run_rows, rows: vec![0; shards.ranks().len()] }
+    }
+
+    /// The rows that a host has room for.
+    fn room(&self, host: usize) -> u32 {
+        self.run_rows.saturating_mul(self.shards.ranks()[host])
+    }
+
+    /// The number of rows of all hosts before this one.
+    fn rows_before(&self) -> u32 {
+        self.rows[..self.shards.deal().host() as usize].iter().sum()
+    }
+}
+
+impl Dealer for ShardRows<'_> {
+    fn deal(&mut self, lane: u32) -> Option<u32> {
+        let deal = self.shards.deal();
+        let owner = deal.owner(lane);
+        let rows = &mut self.rows[owner as usize];
+        let place = *rows / self.run_rows;
+        *rows += 1;
+        (owner == deal.host()).then_some(place)
+    }
+
+    fn has_room(&self, merge: &mut Merge) -> bool {
+        let has_room = |lane| {
+            let owner = self.shards.deal().owner(lane) as usize;
+            self.rows[owner] < self.room(owner)
+        };
+        merge.upcoming().is_none_or(has_room)
+    }
 }
 
 /// A stretch of filling slots, between two waits for a window.
@@ -59,9 +126,10 @@ impl Assembler<'_> {
     /// Fills `parts`, which are those of this host, with `first` and the rows that follow.
     pub(super) fn fill(&mut self, parts: &mut [Part<'_>], first: Place) -> Result<Filled, Error> {
         let (plan, lanes) = (self.plan, self.lanes.unwrap_or_default());
-        match plan.runs() {
-            Some(runs) => self.fill_runs(parts, first, runs),
-            None => self.fill_by_lanes(parts, first, lanes),
+        match plan.rule() {
+            DealRule::Runs(runs) => self.fill_runs(parts, first, runs),
+            DealRule::Lanes(_) => self.fill_by_lanes(parts, first, lanes),
+            DealRule::Shards(shards) => self.fill_shard(parts, first, shards),
         }
     }
 
@@ -75,7 +143,8 @@ impl Assembler<'_> {
             global_rows += self.draw_past(&mut first, elsewhere)?;
             part.first_row = global_rows;
             let most = part_rows.min(batch_rows - global_rows);
-            global_rows += self.fill_with(std::slice::from_mut(part), first.take(), most, |_| Some(0))?;
+            let part = std::slice::from_mut(part);
+            global_rows += self.fill_with(part, first.take(), most, &mut By(|_| Some(0)))?;
             next = rank + 1;
         }
         global_rows += self.draw_past(&mut first, batch_rows - global_rows)?;
@@ -85,7 +154,7 @@ impl Assembler<'_> {
     /// Draws `first`, if it is still there, and the rows that follow, until `rows` are drawn or the pass ends. Returns their
     /// number.
     fn draw_past(&mut self, first: &mut Option<Place>, rows: u32) -> Result<u32, Error> {
-        if rows == 0 { Ok(0) } else { self.fill_with(&mut [], first.take(), rows, |_| None) }
+        if rows == 0 { Ok(0) } else { self.fill_with(&mut [], first.take(), rows, &mut By(|_| None)) }
     }
 
     /// Fills all parts at once: each row goes to the part of its lane.
@@ -102,7 +171,7 @@ impl Assembler<'_> {
             rows[part as usize] += 1;
             ring
         };
-        let global_rows = self.fill_with(parts, Some(first), self.plan.schema.rows, ring_of)?;
+        let global_rows = self.fill_with(parts, Some(first), self.plan.schema.rows, &mut By(ring_of))?;
         let here = deal.into_iter().flat_map(|deal| deal.parts_here());
         for (part, number) in parts.iter_mut().zip(here) {
             part.first_row = rows[..number as usize].iter().sum();
@@ -110,30 +179,49 @@ impl Assembler<'_> {
         Ok(Filled { global_rows, most_rows: rows.into_iter().max().unwrap_or(0) })
     }
 
-    /// Fills `parts` with `first`, if it is already drawn, and the rows that follow, until `most` rows are drawn or the
-    /// pass ends. `ring_of` is called once with the lane of each row and returns the place of its part in `parts`, if it
-    /// is one of these. Returns the number of drawn rows.
+    /// Fills the parts one after another with the rows of this host's lanes, until all hosts are full or have no more rows.
+    fn fill_shard(&mut self, parts: &mut [Part<'_>], first: Place, shards: &Shards) -> Result<Filled, Error> {
+        let run_rows = self.plan.ring_schema().rows;
+        let mut dealer = ShardRows::new(shards, run_rows);
+        let room = (0..shards.ranks().len()).map(|host| dealer.room(host)).fold(0, u32::saturating_add);
+        let global_rows = self.fill_with(parts, Some(first), room, &mut dealer)?;
+        let mut first_row = dealer.rows_before();
+        for part in parts {
+            part.first_row = first_row;
+            first_row += part.rows;
+        }
+        let most_rows = dealer.rows.iter().max().map_or(0, |&rows| rows.min(run_rows));
+        Ok(Filled { global_rows, most_rows })
+    }
+
+    /// Fills `parts` with `first`, if it is already drawn, and the rows that follow, where `dealer` says. Ends when `most` rows
+    /// are drawn, the lanes that are left have no room, or the pass ends. Returns the number of drawn rows.
     fn fill_with(
         &mut self,
         parts: &mut [Part<'_>],
         first: Option<Place>,
         most: u32,
-        mut ring_of: impl FnMut(u32) -> Option<u32>,
+        dealer: &mut impl Dealer,
     ) -> Result<u32, Error> {
         let shared = self.shared;
-        let mut drawn = 0;
-        let mut note = |assembler: &mut Self, (lane, index): Place| {
-            drawn += 1;
-            if let Some(ring) = ring_of(lane) {
-                assembler.drawn[ring as usize].push(assembler.pool.row(lane, index));
-            }
-            drawn < most
-        };
+        // The lanes without room since the last row.
+        let (mut drawn, mut passed) = (0, 0);
         let mut at_work = Filling::begin(&shared.counters);
-        let mut more = first.map_or(most > 0, |first| note(self, first));
-        while more {
+        if let Some((lane, index)) = first {
+            drawn += 1;
+            self.note(lane, index, dealer);
+        }
+        while drawn < most && passed < self.merge.live() {
+            if !dealer.has_room(&mut self.merge) {
+                self.merge.skip_turn();
+                passed += 1;
+                continue;
+            }
             match self.merge.next() {
-                Turn::Row { lane, index } => more = note(self, (lane, index)),
+                Turn::Row { lane, index } => {
+                    (drawn, passed) = (drawn + 1, 0);
+                    self.note(lane, index, dealer);
+                }
                 Turn::Wait { lane } if self.skips(lane) => self.merge.skip_turn(),
                 Turn::Wait { lane } => {
                     at_work.end(self.pack(parts)?);
@@ -145,6 +233,13 @@ impl Assembler<'_> {
         }
         at_work.end(self.pack(parts)?);
         Ok(drawn)
+    }
+
+    /// Notes a drawn row, which is packed later.
+    fn note(&mut self, lane: u32, index: u32, dealer: &mut impl Dealer) {
+        if let Some(ring) = dealer.deal(lane) {
+            self.drawn[ring as usize].push(self.pool.row(lane, index));
+        }
     }
 
     /// Packs the drawn rows of all `parts`. Returns their number.
@@ -181,9 +276,14 @@ impl Assembler<'_> {
         let decode = || images.decode(packed, &self.pool.chunks, self.pass, counters);
         let SkippedRecords { records, last } =
             counters.wait(|counters| &counters.image_wait, "wait for images", decode)?;
-        match self.plan.runs() {
-            Some(runs) if !runs.are_all_here() => self.broken_images += records,
-            _ => self.merge.count_skipped(records),
+        let all_here = match self.plan.rule() {
+            DealRule::Runs(runs) => runs.are_all_here(),
+            DealRule::Shards(shards) => shards.runs().are_all_here(),
+            DealRule::Lanes(deal) => deal.hosts() == 1,
+        };
+        match all_here {
+            true => self.merge.count_skipped(records),
+            false => self.broken_images += records,
         }
         self.check_skipped(last)
     }
