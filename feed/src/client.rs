@@ -11,6 +11,7 @@ use millstream_batch::{Consumer, Lease, RingError, RingMapping, messages};
 
 use crate::death;
 use crate::error::{Error, HostKind};
+use crate::machines::Machine;
 use crate::protocol::{Attach, Attached, FromHost, GREETING, ToHost};
 
 /// How long the host may take to say why a feed has ended.
@@ -121,6 +122,14 @@ impl FeedClient {
             Err(RingError::PeerGone) => Err(self.connection.reason(None)),
             other => Ok(other?),
         }
+    }
+
+    /// Sends the host the list of all machines. It waits for that if it reads a shard.
+    ///
+    /// # Errors
+    /// The host is gone.
+    pub fn meet(&self, machines: Vec<Machine>) -> Result<(), Error> {
+        self.connection.send(&ToHost::Meet { machines }).map_err(|_| self.connection.reason(None))
     }
 
     /// Asks for a pass over the held-out data `name`. The other ranks must ask for the same.

@@ -25,6 +25,17 @@ impl fmt::Display for HostKind {
     }
 }
 
+/// The most ranks that a message names.
+const NAMED_RANKS: usize = 8;
+
+/// Ranks in a message: all, or the first ones.
+pub(crate) fn named(ranks: &[u32]) -> String {
+    let noun = if ranks.len() == 1 { "rank" } else { "ranks" };
+    let more = if ranks.len() > NAMED_RANKS { ", .." } else { "" };
+    let list: Vec<_> = ranks.iter().take(NAMED_RANKS).map(ToString::to_string).collect();
+    format!("{noun} {}{more}", list.join(", "))
+}
+
 /// Why a feed cannot be opened or ends early.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {

@@ -21,6 +21,17 @@
 //! A host is a process of the program, or the daemon, which serves all programs of a machine: [`access`] decides what each may
 //! read.
 //!
+//! If the ranks are on several machines, each host reads all data and delivers the rows of its ranks; or it reads a shard, and
+//! exchanges with the other hosts how many rows that has ([`machines`]):
+//!
+//! ```text
+//! rank                                         host                              host of another machine
+//!   Attach, with shard ------------------->
+//!         <-------------------------------       Attached, with meeting
+//!   the ranks exchange the meetings
+//!   Meet: all machines ------------------->      <------ handshake, updates -------->
+//! ```
+//!
 //! Nothing has a name: memory, rings and sockets end with the processes that hold them.
 
 #![forbid(unsafe_code)]
@@ -30,6 +41,7 @@ pub mod client;
 mod death;
 mod error;
 pub mod host;
+pub mod machines;
 pub mod opened;
 pub mod protocol;
 pub mod spec;

@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use millstream_batch::{BatchSchema, Count, HandOff, Size};
+use millstream_batch::{BatchSchema, Count, HandOff, Producer, Size};
 use millstream_io::storage::Stores;
 use millstream_pipeline::dataset::{Absent, Dataset, Pinned};
-use millstream_pipeline::ingest::{self, DatasetSource, IngestHandle, IngestPlan};
-use millstream_pipeline::order::{Position, Runs};
+use millstream_pipeline::ingest::{self, DatasetSource, IngestHandle, IngestPlan, Peers};
+use millstream_pipeline::order::{Position, Runs, Shards};
 use millstream_pipeline::sequences::Packed;
 use millstream_pipeline::spec::{DataSpec, Purpose};
 use millstream_pipeline::tokenizer::{Tokenizer, Tokenizers};
@@ -16,6 +16,7 @@ use tokio::runtime::Handle;
 
 use crate::Error;
 use crate::access::Access;
+use crate::machines::Meeting;
 use crate::protocol::Attached;
 use crate::spec::FeedSpec;
 use crate::state::{FeedState, Files, hex};
@@ -41,18 +42,20 @@ pub struct OpenedFeed {
     position: Position,
     files: Files,
     rows: Option<u64>,
+    /// Set if this host reads a shard.
+    meeting: Option<Meeting>,
 }
 
 impl OpenedFeed {
-    /// Opens the feed for the ranks of this host, at `state` or the start, with what `access` admits. Blocks, so it must not be
-    /// called from async code.
+    /// Opens the feed for the ranks of this host, at `state` or the start, with what `access` admits. With a `meeting` the host
+    /// reads a shard. Blocks, so it must not be called from async code.
     ///
     /// # Errors
     /// The data is absent, may not be read, does not match the feed, or does not fit its memory budget; the state is of another
     /// feed.
     pub fn open(
         spec: FeedSpec,
-        runs: &Runs,
+        (runs, meeting): (&Runs, Option<&Meeting>),
         state: Option<&FeedState>,
         access: &Arc<dyn Access>,
         (stores, runtime): (&Stores, &Handle),
@@ -71,22 +74,56 @@ impl OpenedFeed {
         let train = source.chunks(dataset)?;
         let plan = IngestPlan::feeding(&spec.data, spec.seed, schema, (train, None))?;
         let plan = plan.with_runs(runs.clone())?;
+        if meeting.is_some() {
+            plan.check_shardable()?;
+        }
         let position = match state {
             Some(state) => plan.resume(&state.position()?)?,
             None => plan.start(),
         };
         let (access, runtime) = (Arc::clone(access), runtime.clone());
         let runs = runs.clone();
-        Ok(Self { access, stores, runtime, transform, plan, runs, position, files, rows, spec })
+        let meeting = meeting.cloned();
+        Ok(Self { access, stores, runtime, transform, plan, runs, position, files, rows, spec, meeting })
     }
 
-    /// Creates the ring of each rank of this host and starts to fill them. Returns the hand-offs in the order of the ranks.
+    /// Creates the ring of each rank of this host. Returns the ends of both sides in the order of the ranks.
     ///
     /// # Errors
-    /// The system refuses memory or threads.
-    pub fn start(&self) -> Result<(IngestHandle, Vec<HandOff>), Error> {
-        let (rings, hand_offs) = self.plan.create_rings()?;
-        Ok((ingest::start(self.plan.clone(), self.position.clone(), rings)?, hand_offs))
+    /// The system refuses memory.
+    pub fn create_rings(&self) -> Result<(Vec<Producer>, Vec<HandOff>), Error> {
+        Ok(self.plan.create_rings()?)
+    }
+
+    /// Starts to fill the `rings` with the rows of all data, or with those of a shard, among the hosts of the others.
+    ///
+    /// # Errors
+    /// The system refuses threads, or the data is too little for so many shards.
+    pub fn start(
+        &self,
+        rings: Vec<Producer>,
+        shard: Option<(Arc<dyn Peers>, Shards)>,
+    ) -> Result<IngestHandle, Error> {
+        let (plan, position) = (self.plan.clone(), self.position.clone());
+        Ok(match shard {
+            None => ingest::start(plan, position, rings)?,
+            Some((peers, shards)) => {
+                ingest::start_among(Some(peers), plan.with_shards(shards)?, position, rings)?
+            }
+        })
+    }
+
+    /// The runs of the ranks of this host, and the number of lanes.
+    pub(crate) fn parts(&self) -> (&Runs, u32) {
+        (&self.runs, self.spec.data.lanes)
+    }
+
+    /// Checks that this host can read its shard.
+    ///
+    /// # Errors
+    /// The data is too little for so many shards.
+    pub(crate) fn check(&self, shards: &Shards) -> Result<(), Error> {
+        Ok(self.plan.check_shards(shards)?)
     }
 
     /// The same for one pass over the held-out data `name`, in its order, with its identity.
@@ -123,7 +160,8 @@ impl OpenedFeed {
         let (shared, listing) = (self.spec.shared.as_bytes(), files.listing_hash.as_bytes());
         // Another version may read data in another way.
         let version = env!("CARGO_PKG_VERSION").as_bytes();
-        let parts = [version, shared, &self.runs.ranks().to_le_bytes(), &encoded, listing];
+        let rule: &[u8] = if self.meeting.is_some() { b"shards" } else { b"runs" };
+        let parts = [version, shared, &self.runs.ranks().to_le_bytes(), &encoded, listing, rule];
         let hash = parts.iter().fold(Sha256::new(), |hash, part| {
             hash.chain_update((part.len() as u64).to_le_bytes()).chain_update(part)
         });
@@ -140,8 +178,10 @@ impl OpenedFeed {
             slots: self.plan.slots(),
             epochs: data.epochs,
             identity: self.identity(&self.position, &self.files),
-            batches: self.rows.map(batches),
+            // How many batches shards have depends on their files.
+            batches: self.rows.filter(|_| self.meeting.is_none()).map(batches),
             files: self.files.clone(),
+            meeting: self.meeting.clone(),
         }
     }
 }

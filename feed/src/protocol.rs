@@ -7,6 +7,7 @@
 use millstream_batch::BatchSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::machines::{Machine, Meeting};
 use crate::state::{FeedState, Files};
 
 /// The first bytes of a connection.
@@ -32,6 +33,17 @@ pub struct Attach {
     pub local_world: u32,
     /// Where the feed resumes; the start if absent. All ranks have the same.
     pub state: Option<FeedState>,
+    /// Set if each of several machines reads a shard of the data.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub shard: Option<ShardRequest>,
+}
+
+/// A rank asks its host to read only a shard of the data.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ShardRequest {
+    /// A machine that all can reach, by name or address: the one of rank 0, if it is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub toward: Option<String>,
 }
 
 /// From a rank to the host, after [`Attach`].
@@ -44,6 +56,11 @@ pub enum ToHost {
         name: String,
         /// How many this rank has asked for, with this one.
         number: u32,
+    },
+    /// All machines, after [`Attached::meeting`]. The host waits until all its ranks have sent the same.
+    Meet {
+        /// The machines, in any order.
+        machines: Vec<Machine>,
     },
     /// The rank has taken the last batch, and may end.
     Finished,
@@ -94,11 +111,14 @@ pub struct Attached {
     pub slots: u32,
     /// Epochs of the feed.
     pub epochs: u32,
-    /// Batches of an epoch, if the files have the number of their rows.
+    /// Batches of an epoch, if the files have the number of their rows and the host reads all of them.
     pub batches: Option<u64>,
     /// The files, for states.
     pub files: Files,
     /// A hash of what determines the batches of training: the feed, the number of ranks, the position and the files. Machines whose
     /// ranks train together must have the same.
     pub identity: String,
+    /// Set if the host reads a shard: it then waits for [`ToHost::Meet`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub meeting: Option<Meeting>,
 }

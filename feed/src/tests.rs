@@ -4,6 +4,7 @@
 
 mod host;
 mod ranks;
+mod shards;
 
 use std::collections::{BTreeMap, HashSet};
 use std::fs::File;
@@ -95,10 +96,21 @@ impl Fixture {
         (rank, world): (u32, u32),
         state: Option<&FeedState>,
     ) -> Result<FeedClient, Error> {
+        self.attach_with(&Attach {
+            version: VERSION,
+            feed: feed.to_owned(),
+            run: format!("{:?}", thread::current().name()),
+            rank,
+            world,
+            local_world,
+            state: state.cloned(),
+            shard: None,
+        })
+    }
+
+    fn attach_with(&self, attach: &Attach) -> Result<FeedClient, Error> {
         let socket = UnixStream::connect(self.socket()).unwrap();
-        let (feed, run) = (feed.to_owned(), format!("{:?}", thread::current().name()));
-        let attach = Attach { version: VERSION, feed, run, rank, world, local_world, state: state.cloned() };
-        let attaching = Attaching::start(socket, HostKind::Process, &attach)?;
+        let attaching = Attaching::start(socket, HostKind::Process, attach)?;
         attaching.wait(LIMIT).map(|attached| attached.unwrap_or_else(|_| panic!("no answer")))
     }
 

@@ -7,7 +7,7 @@ import itertools
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from . import _native, daemon, host
@@ -51,6 +51,14 @@ class Place(NamedTuple):
     capacity: int
     last: bool
     position: _native.Position
+
+
+class _Rank(NamedTuple):
+    """What ranks tell each other."""
+
+    rank: int
+    identity: str
+    meeting: str | None
 
 
 class Views(Mapping[str, Any]):
@@ -187,6 +195,11 @@ class Loader:
     `LOCAL_WORLD_SIZE` if `world` equals `WORLD_SIZE`, and otherwise all. A batch is dealt evenly to the ranks. Those of a machine
     read from one host, so nothing is fetched or decoded twice there. Every machine reads all data; see `identity`.
 
+    With `shard`, every machine reads only its share of the training data. An epoch then ends when the machine with the most
+    rows has no more, and its last batches have few rows or none on others, so `tail` is "pad". The machines connect to each
+    other over TCP, once the ranks have exchanged their addresses: by PyTorch or JAX where these connect their processes, and
+    otherwise by `gather`, a function that takes a string and returns those of all ranks, such as `allgather` of mpi4py.
+
     The host is the daemon of this machine, if one listens; otherwise a process that the first rank starts. `socket` is the
     path of the daemon's socket for feeds, or "none" for a process; see `millstream.daemon`.
 
@@ -211,6 +224,8 @@ class Loader:
         local_world: int | None = None,
         tail: str | None = None,
         mask: str | None = None,
+        shard: bool = False,
+        gather: Callable[[str], Sequence[str]] | None = None,
         run: str | None = None,
         socket: str | os.PathLike[str] | None = None,
     ) -> None:
@@ -233,6 +248,11 @@ class Loader:
             tail = "partial"
         if tail not in _TAILS:
             raise ValueError(f"tail={tail!r}: expected one of {', '.join(map(repr, _TAILS))}")
+        # A machine that has all ranks reads all data.
+        self._shard = shard and local_world < self._world
+        if self._shard and tail != "pad":
+            raise ValueError(f'tail={tail!r}: machines that read a shard each need tail="pad" (then use batch.mask)')
+        self._gather = gather
         self._tail = tail
         self._mask = mask
         self._text = _native.with_drop_last(feed.text) if tail == "drop" else feed.text
@@ -300,7 +320,8 @@ class Loader:
         """Batches of an epoch, where the files have the number of their rows, as Parquet without `filter`."""
         batches = self._attached().batches
         if batches is None:
-            raise TypeError("the number of batches is not known: the files do not have the number of their rows")
+            why = "it depends on the shards" if self._shard else "the files do not have the number of their rows"
+            raise TypeError(f"the number of batches is not known: {why}")
         return batches
 
     def evaluate(self, name: str) -> Iterator[Batch]:
@@ -387,28 +408,55 @@ class Loader:
         if self._mask in self._columns:
             raise _native.SpecError(f"mask={self._mask!r}: the feed has a column with that name; choose another")
         self._check_columns(self._columns)
-        self._check_machines(client.identity)
+        ranks = self._check_machines(client.identity, client.meeting)
+        if self._shard:
+            self._meet(client, ranks)
         self._reader = self._read(client, self._tail == "pad")
 
-    def _check_machines(self, identity: str) -> None:
-        """Raises `FeedError` on all ranks if those of other machines have another identity.
+    def _check_machines(self, identity: str, meeting: str | None = None) -> list[_Rank] | None:
+        """Raises `FeedError` on all ranks if those of other machines have another identity. Returns all ranks.
 
-        Only where the framework connects the ranks, which then wait for each other.
+        Only where the ranks are connected, which then wait for each other.
         """
-        found = self._gathered(identity) if self._local_world < self._world else None
+        if self._local_world == self._world:
+            return None
+        mine = json.dumps(_Rank(self._rank, identity, meeting))
+        found = self._gathered(mine) if self._gather is None else self._gather(mine)
         if found is None:
-            return
-        ranks = sorted(rank for rank, _ in found)
-        if ranks != list(range(self._world)):
-            raise _native.FeedError(f"the {self._world} processes have the ranks {ranks}: expected each once")
-        if others := [rank for rank, other in found if other != identity]:
+            return None
+        all_ranks = [_Rank(*json.loads(rank)) for rank in found]
+        if without := [of.rank for of in all_ranks if of.meeting is None and any(other.meeting for other in all_ranks)]:
+            raise _native.FeedError(
+                f"rank {without[0]} does not read a shard, as others do: pass shard=True to all loaders, and upgrade its daemon if "
+                "that is older than this package"
+            )
+        numbers = sorted(of.rank for of in all_ranks)
+        if numbers != list(range(self._world)):
+            raise _native.FeedError(f"the {self._world} processes have the ranks {numbers}: expected each once")
+        if others := [of.rank for of in all_ranks if of.identity != identity]:
             raise _native.FeedError(
                 f"rank {self._rank} and rank {others[0]} on another machine differ in the feed, its state or the files that "
-                "they have found: give all the same Feed and state, and files in a bucket or a shared directory"
+                "they have found: give all the same Feed, state and `shard`, and files in a bucket or a shared directory"
             )
+        return all_ranks
 
-    def _gathered(self, identity: str) -> list[tuple[int, str]] | None:
-        """The rank and the identity of all ranks, if they are connected."""
+    def _meet(self, client: _native.Client, ranks: list[_Rank] | None) -> None:
+        """Tells the host of this machine how to reach those of the others."""
+        if ranks is None:
+            raise _native.FeedError(
+                "shard=True: the ranks are not connected. Initialize torch.distributed or jax.distributed before the first "
+                "batch and use the loader of that framework, or pass `gather`"
+            )
+        machines = collections.defaultdict(list)
+        for of in ranks:
+            if of.meeting is None:
+                raise _native.FeedError("the daemons are older than this package and cannot read shards: upgrade them")
+            machines[of.meeting].append(of.rank)
+        found = [{"ranks": of_machine, "meeting": json.loads(meeting)} for meeting, of_machine in machines.items()]
+        client.meet(json.dumps(found))
+
+    def _gathered(self, text: str) -> Sequence[str] | None:
+        """The texts of all ranks, if the framework connects them."""
         return None
 
     def _read(self, ring: _native.Client | _native.Evaluation, padded: bool) -> Reader:
@@ -417,6 +465,8 @@ class Loader:
     def _attach(self) -> _native.Client:
         state = None if self._state is None else json.dumps(self._state)
         ranks = (self._rank, self._world, self._local_world)
+        # The address that a machine uses for that of rank 0 is likely to be one that all can reach.
+        shard = os.environ.get("MASTER_ADDR", "") if self._shard else None
         deadline = time.monotonic() + _CONNECT_SECONDS
         while True:
             process = None
@@ -424,9 +474,9 @@ class Loader:
                 fd = None if self._daemon is None else daemon.connect(self._daemon)
                 if fd is not None:
                     run = f"{self._program} {self._run}"
-                    return _native.Client.attach_to_daemon(fd, self._text, run, ranks, state)
+                    return _native.Client.attach_to_daemon(fd, self._text, run, ranks, state, shard)
                 process = host.start(self._program)
-                return _native.Client.attach(self._program, self._text, self._run, ranks, state)
+                return _native.Client.attach(self._program, self._text, self._run, ranks, state, shard)
             except ConnectionError:
                 # A host that ends just now.
                 host.check(process)

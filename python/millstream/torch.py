@@ -84,12 +84,12 @@ class Loader(loader.Loader):
             self._device = torch.device("cuda", torch.cuda.current_device())
         super().__init__(feed, rank=rank, world=world, **options)
 
-    def _gathered(self, identity: str) -> list[tuple[int, str]] | None:
+    def _gathered(self, text: str) -> list[str] | None:
         distributed = torch.distributed
         if not (distributed.is_available() and distributed.is_initialized()) or distributed.get_world_size() != self._world:
             return None
         found: list[Any] = [None] * self._world
-        distributed.all_gather_object(found, (self._rank, identity))
+        distributed.all_gather_object(found, text)
         return found
 
     def _read(self, ring: _native.Client | _native.Evaluation, padded: bool) -> loader.Reader:

@@ -9,7 +9,8 @@ use std::time::Duration;
 use millstream_batch::messages::MessageError;
 use millstream_batch::{BatchSchema, Column, ColumnKind, Dtype, RingMapping};
 use millstream_feed::client::{Attaching, Evaluation as FeedEvaluation, FeedClient, Next};
-use millstream_feed::protocol::{Attach, VERSION};
+use millstream_feed::machines::Machine;
+use millstream_feed::protocol::{Attach, ShardRequest, VERSION};
 use millstream_feed::state::{FeedState, Files};
 use millstream_feed::{Error, HostKind};
 use pyo3::exceptions::{PyConnectionResetError, PyIndexError, PyRuntimeError, PyValueError};
@@ -74,7 +75,8 @@ pub(crate) struct Position {
 #[pymethods]
 impl Client {
     /// Connects to the host of `program` and attaches to `feed`, when all ranks of this machine do. `run` is the number of the
-    /// feed. `ranks` is rank, world and local world. `state` is JSON.
+    /// feed. `ranks` is rank, world and local world. `state` is JSON. `shard` is set if each of several machines reads a shard: the
+    /// name of a machine that all can reach, or empty.
     #[staticmethod]
     fn attach(
         py: Python<'_>,
@@ -83,8 +85,9 @@ impl Client {
         run: String,
         ranks: Ranks,
         state: Option<&str>,
+        shard: Option<&str>,
     ) -> PyResult<Self> {
-        let attach = attach(feed, run, ranks, state)?;
+        let attach = attach(feed, run, ranks, state, shard)?;
         let address = address(program)?;
         let attaching = py.detach(|| connect(&address, &attach)).map_err(not_attached)?;
         Self::wait(py, attaching)
@@ -100,13 +103,14 @@ impl Client {
         run: String,
         ranks: Ranks,
         state: Option<&str>,
+        shard: Option<&str>,
     ) -> PyResult<Self> {
         if fd < 0 {
             return Err(PyValueError::new_err("a descriptor is not negative"));
         }
         // SAFETY: the caller passes the ownership of the descriptor of a socket that nothing else uses.
         let socket = UnixStream::from(unsafe { OwnedFd::from_raw_fd(fd) });
-        let attach = attach(feed, run, ranks, state)?;
+        let attach = attach(feed, run, ranks, state, shard)?;
         let start = || Attaching::start(socket, HostKind::Daemon, &attach);
         let attaching = py.detach(start).map_err(not_attached)?;
         Self::wait(py, attaching)
@@ -142,6 +146,22 @@ impl Client {
     #[getter]
     fn identity(&self) -> PyResult<String> {
         Ok(self.feed.as_ref().ok_or_else(closed)?.attached().identity.clone())
+    }
+
+    /// How the hosts of other machines reach this one's, as JSON, if it reads a shard.
+    #[getter]
+    fn meeting(&self) -> PyResult<Option<String>> {
+        let meeting = self.feed.as_ref().ok_or_else(closed)?.attached().meeting.as_ref();
+        let json = meeting.map(serde_json::to_string).transpose();
+        json.map_err(|error| PyRuntimeError::new_err(error.to_string()))
+    }
+
+    /// Sends the host the list of all machines, as JSON.
+    fn meet(&self, py: Python<'_>, machines: &str) -> PyResult<()> {
+        let machines: Vec<Machine> =
+            serde_json::from_str(machines).map_err(|error| PyValueError::new_err(error.to_string()))?;
+        let feed = self.feed.as_ref().ok_or_else(closed)?;
+        py.detach(|| feed.meet(machines)).map_err(exception)
     }
 
     /// Epochs of the feed.
@@ -357,11 +377,19 @@ fn connect(address: &SocketAddr, attach: &Attach) -> Result<Attaching, Error> {
     Attaching::start(socket, HostKind::Process, attach)
 }
 
-fn attach(feed: String, run: String, ranks: Ranks, state: Option<&str>) -> PyResult<Attach> {
+fn attach(
+    feed: String,
+    run: String,
+    ranks: Ranks,
+    state: Option<&str>,
+    shard: Option<&str>,
+) -> PyResult<Attach> {
     let state = state.map(serde_json::from_str).transpose();
     let state = state.map_err(|error| PyValueError::new_err(format!("not a state of a feed: {error}")))?;
     let (rank, world, local_world) = ranks;
-    Ok(Attach { version: VERSION, feed, run, rank, world, local_world, state })
+    let toward = |name: &str| Some(name.to_owned()).filter(|name| !name.is_empty());
+    let shard = shard.map(|name| ShardRequest { toward: toward(name) });
+    Ok(Attach { version: VERSION, feed, run, rank, world, local_world, state, shard })
 }
 
 /// The exception for an error while a rank attaches. A host that ends just then is one of the connection, which can be tried

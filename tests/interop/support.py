@@ -21,15 +21,27 @@ def millstream(*arguments, expect: int = 0):
     return done.stderr if expect else json.loads(done.stdout)
 
 
-def ranks(of, world, see, tail="pad", local_world=None):
-    """Runs `see(loader)` for each rank of the feed `of` in a thread; returns the results by rank.
+def ranks(of, world, see, tail="pad", local_world=None, shard=False, state=None):
+    """Runs `see(loader)` for each rank of the feed `of` in a thread, from `state` on; returns the results by rank.
 
-    With `local_world`, so many consecutive ranks are on one machine, and share a host; the last one may have fewer.
+    With `local_world`, so many consecutive ranks are on one machine, and share a host; the last one may have fewer. With
+    `shard`, each machine reads a share of the data.
     """
     import millstream as ms
 
     local_world = local_world or world
     results, run = [None] * world, f"{os.getpid()} {time.monotonic()}"
+    said, barrier = [None] * world, threading.Barrier(world)
+
+    def gather_of(rank):
+        def gather(text):
+            said[rank] = text
+            barrier.wait(60)
+            found = list(said)
+            barrier.wait(60)
+            return found
+
+        return gather
 
     def attach(rank):
         results[rank] = see(loaders[rank])
@@ -37,12 +49,14 @@ def ranks(of, world, see, tail="pad", local_world=None):
     def loader_of(rank):
         machine = rank // local_world
         here = min(local_world, world - machine * local_world)
-        return ms.Loader(of, rank=rank, world=world, local_world=here, tail=tail, run=f"{run} {machine}")
+        more = {"shard": True, "gather": gather_of(rank)} if shard else {}
+        return ms.Loader(of, rank=rank, world=world, local_world=here, tail=tail, run=f"{run} {machine}", **more)
 
     loaders = [loader_of(rank) for rank in range(world)]
     for loader in loaders:
         # Loaders of one process are several programs; these are the ranks of one.
         loader._run = "0"
+        loader.load_state_dict(state)
     threads = [threading.Thread(target=attach, args=(rank,)) for rank in range(world)]
     for thread in threads:
         thread.start()
@@ -52,11 +66,16 @@ def ranks(of, world, see, tail="pad", local_world=None):
     return results
 
 
+def hosts() -> list[int]:
+    """The processes that host the feeds of this one."""
+    threads = pathlib.Path("/proc/self/task").glob("*/children")
+    children = [pid for children in threads for pid in children.read_text().split()]
+    return [int(pid) for pid in children if b"host.main()" in pathlib.Path(f"/proc/{pid}/cmdline").read_bytes()]
+
+
 def host() -> int:
     """The process that hosts the feeds of this one: the child that was started last."""
-    children = pathlib.Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
-    found = [pid for pid in children if b"host.main()" in pathlib.Path(f"/proc/{pid}/cmdline").read_bytes()]
-    return max(map(int, found))
+    return max(hosts())
 
 
 def memory(pid, key="Pss") -> int:

@@ -41,7 +41,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import millstream as ms
-from support import host, memory, ranks
+from support import host, hosts, memory, ranks
 
 
 def write(directory, rows, files=1, width=1):
@@ -73,6 +73,37 @@ def test_uneven_rows_do_not_hang_ranks(tmp_path):
             assert sorted(row for taken in seen for step in taken for row in step) == list(range(1_001))
         dropped = ranks(of, world, lambda loader: [len(batch["number"]) for batch in loader], tail="drop")
         assert dropped == [[12] * (steps - 1)] * world
+
+
+def test_machines_with_shards_take_equal_steps_and_read_each_file_once(tmp_path):
+    """The same where each machine reads a share of the files, and what that is for."""
+    train = write(tmp_path, 1_001, files=13)
+    for world, local_world in ((2, 1), (6, 2), (5, 2)):
+        of = feed(train, batch_size=12 * world)
+        seen = ranks(of, world, lambda loader: [(batch["number"][batch.mask].tolist(), batch.state_dict()) for batch in loader],
+                     local_world=local_world, shard=True)  # fmt: skip
+        assert len({len(taken) for taken in seen}) == 1
+        numbers = [[step for step, _ in taken] for taken in seen]
+        assert sorted(row for taken in numbers for step in taken for row in step) == list(range(1_001))
+        # From any state on, with or without shards.
+        done = len(numbers[0]) // 2
+        left = sorted(row for taken in numbers for step in taken[done:] for row in step)
+        for more in ({"local_world": local_world, "shard": True}, {}):
+            rest = ranks(of, world, rows, state=seen[0][done - 1][1], **more)
+            assert sorted(row for taken in rest for step in taken for row in step) == left
+
+    large = tmp_path / "large"
+    large.mkdir()
+    train, stored = write(large, 20_000, files=8, width=512), 20_000 * 512 * 4
+
+    def read_bytes(shard):
+        before = set(hosts())
+        ranks(feed(train, batch_size=200), 2, rows, local_world=1, shard=shard)
+        # They live for some seconds more.
+        files = [pathlib.Path(f"/proc/{pid}/io") for pid in set(hosts()) - before]
+        return sum(int(file.read_text().split()[1]) for file in files)
+
+    assert read_bytes(True) < 1.5 * stored < 1.9 * stored < read_bytes(False)
 
 
 def test_rows_are_not_repeated_to_divide_evenly(tmp_path):

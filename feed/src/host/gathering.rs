@@ -4,12 +4,10 @@ use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
 use super::{Host, Member, refuse, session};
+use crate::error::named;
 
 /// How often the ranks that wait are checked.
 const CHECK: Duration = Duration::from_millis(50);
-
-/// The most ranks that a message names.
-const NAMED_RANKS: usize = 8;
 
 /// Gathers the run of `first` with those that arrive at `others`, and runs its session.
 pub(super) fn run(host: &Host, first: Member, others: Receiver<Member>) {
@@ -84,6 +82,9 @@ fn fits(members: &[Member], member: &Member) -> Result<(), String> {
         );
         return Err(format!("rank {rank} asks for another feed than rank {of_first}: {differ}"));
     }
+    if one.shard.is_some() != other.shard.is_some() {
+        return Err(format!("of rank {rank} and rank {of_first}, only one asks for a shard of the data"));
+    }
     if one.state != other.state {
         return Err(format!("rank {rank} resumes from another state than rank {of_first}"));
     }
@@ -106,12 +107,4 @@ fn missing(members: &[Member], (world, here): (u32, u32), patience: Duration) ->
         "{missing} of {world} did not attach within {seconds} s of the first one; if they are on other machines, \
          the loader needs local_world, the number of ranks on this one"
     )
-}
-
-/// Ranks in a message: all, or the first ones.
-fn named(ranks: &[u32]) -> String {
-    let noun = if ranks.len() == 1 { "rank" } else { "ranks" };
-    let more = if ranks.len() > NAMED_RANKS { ", .." } else { "" };
-    let list: Vec<_> = ranks.iter().take(NAMED_RANKS).map(ToString::to_string).collect();
-    format!("{noun} {}{more}", list.join(", "))
 }

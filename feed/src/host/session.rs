@@ -1,5 +1,7 @@
 //! A session: the ranks of a run, from the opening of their feed to its end.
 
+mod meeting;
+
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 use std::thread::{self, JoinHandle};
@@ -7,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use millstream_batch::{Count, HandOff, RingError, messages};
 use millstream_pipeline::Error as DataError;
-use millstream_pipeline::ingest::{IngestControl, IngestHandle};
+use millstream_pipeline::ingest::{IngestControl, IngestHandle, Peers};
 use millstream_pipeline::order::Runs;
 
 use super::budget::Reservation;
@@ -15,13 +17,15 @@ use super::open_feeds::ListedFeed;
 use super::{Host, Member, Shared};
 use crate::Error;
 use crate::death;
+use crate::error::named;
+use crate::machines::{self, Machine, Met, Waiting};
 use crate::opened::OpenedFeed;
 use crate::protocol::{FromHost, ToHost};
 use crate::spec::FeedSpec;
 
-/// How many times as long as for each other at the start ranks wait for each other before an evaluation: their steps may
-/// take longer, and one may write a checkpoint.
-const EVALUATION_PATIENCE: u32 = 10;
+/// How many times as long as for each other at the start ranks wait for each other before an evaluation, and for the ranks of
+/// other machines: their steps may take longer, and one may write a checkpoint.
+const LONG_PATIENCE: u32 = 10;
 
 /// How often it is checked whether ingest has ended.
 const CHECK: Duration = Duration::from_millis(50);
@@ -47,6 +51,8 @@ struct Seat {
     member: Option<Member>,
     /// The evaluation that it waits for.
     evaluation: Option<Request>,
+    /// The list of all machines, once it has sent it.
+    machines: Option<Vec<Machine>>,
     /// Whether it has taken the last batch, and may leave.
     is_finished: bool,
 }
@@ -82,6 +88,8 @@ struct Feeding {
     control: IngestControl,
     end: Receiver<Result<(), DataError>>,
     thread: JoinHandle<()>,
+    /// The ranks of each machine, if each reads a shard.
+    machines: Vec<Vec<u32>>,
 }
 
 impl Session {
@@ -89,6 +97,8 @@ impl Session {
         let Some(first) = self.present().next() else { return Ok(()) };
         let (spec, state) =
             (FeedSpec::parse(&first.attach.feed, "feed".as_ref())?, first.attach.state.clone());
+        // A machine that has all ranks has all data.
+        let shard = first.attach.shard.clone().filter(|_| first.attach.local_world < first.attach.world);
         let (here, world) =
             (self.members.iter().map(|seat| seat.rank).collect::<Vec<_>>(), first.attach.world);
         // All ranks are processes of one user.
@@ -99,16 +109,23 @@ impl Session {
         let listed = host.0.feeds.add((access.user(), &first.attach.run), ranks, memory);
         let Shared { stores, runtime, .. } = &*host.0;
         let runs = Runs::new(world, &here).ok_or_else(|| Error::Failed("no such ranks".to_owned()))?;
-        let opened = OpenedFeed::open(spec, &runs, state.as_ref(), &access, (stores, runtime))?;
-        let (ingest, hand_offs) = opened.start()?;
-        let training = Feeding::of(ingest)?;
+        let waiting = shard.map(|shard| Waiting::open(shard.toward.as_deref())).transpose()?;
+        let meeting = waiting.as_ref().map(Waiting::meeting);
+        let opened = OpenedFeed::open(spec, (&runs, meeting), state.as_ref(), &access, (stores, runtime))?;
+        let (rings, hand_offs) = opened.create_rings()?;
+        self.hand_over(|_| FromHost::Attached(opened.attached()), hand_offs)?;
+        let met = waiting.map(|waiting| self.meet(host, &waiting, &opened)).transpose()?;
+        let (shard, machines) = match met {
+            Some(Met { others, shards, ranks }) => {
+                (Some((Arc::new(others) as Arc<dyn Peers>, shards)), ranks)
+            }
+            None => (None, Vec::new()),
+        };
+        let training = Feeding::of(opened.start(rings, shard)?, machines)?;
         listed.trains(training.control.clone());
         let (id, user) = (listed.id(), access.user());
         tracing::info!(feed = id, uid = user, ranks, "feeding {}", Count(ranks.into(), "rank"));
-        match self.hand_over(|_| FromHost::Attached(opened.attached()), hand_offs) {
-            Ok(()) => self.attend(host, &opened, (&training, &listed)),
-            Err(end) => self.announce(end),
-        }
+        self.attend(host, &opened, (&training, &listed));
         training.stop();
         let delivered = listed.delivered();
         tracing::info!(
@@ -119,6 +136,15 @@ impl Session {
             "the feed has ended"
         );
         Ok(())
+    }
+
+    /// Waits a moment for the ranks, and notices what they have sent and which have left.
+    fn wait_for_ranks(&mut self, host: &Host) -> Result<(), End> {
+        if let Some(end) = host.end() {
+            return Err(End::Failed(end));
+        }
+        death::wait(self.present().map(|member| (&member.socket, &member.process)), CHECK)?;
+        self.listen()
     }
 
     /// Waits until all ranks have left or the session ends early, and does what they ask for.
@@ -148,20 +174,19 @@ impl Session {
         (training, listed): (&Feeding, &ListedFeed),
         evaluation: &mut Option<Evaluating>,
     ) -> Result<bool, End> {
-        if let Some(end) = host.end() {
-            return Err(End::Failed(end));
-        }
-        death::wait(self.present().map(|member| (&member.socket, &member.process)), CHECK)?;
-        self.listen()?;
+        self.wait_for_ranks(host)?;
         listed.set_attached(self.present().count() as u32);
-        training.check()?;
+        // What has ended training comes after the batches of an evaluation, which does not depend on it.
+        if evaluation.is_none() {
+            training.check()?;
+        }
         if let Some(running) = evaluation.take_if(|running| running.feeding.has_ended()) {
             if let Err(error) = running.feeding.check() {
-                self.fail_evaluation(&running.numbers, &error.into());
+                self.fail_evaluation(&running.numbers, &error);
             }
             running.stop(listed);
         }
-        if let Some(name) = self.wanted_evaluation(EVALUATION_PATIENCE * host.0.patience)? {
+        if let Some(name) = self.wanted_evaluation(LONG_PATIENCE * host.0.patience)? {
             if let Some(earlier) = evaluation.take() {
                 earlier.stop(listed);
             }
@@ -181,7 +206,7 @@ impl Session {
         let memory = host.0.budget.reserve(opened.evaluation_bytes(), "the evaluation");
         let started = memory.and_then(|memory| {
             let (ingest, hand_offs, identity) = opened.start_evaluation(name)?;
-            Ok((Feeding::of(ingest)?, hand_offs, identity, memory))
+            Ok((Feeding::of(ingest, Vec::new())?, hand_offs, identity, memory))
         });
         let (feeding, hand_offs, identity, memory) = match started {
             Ok(started) => started,
@@ -222,6 +247,10 @@ impl Session {
                 match messages::receive(&mut &member.socket) {
                     Ok(Some(ToHost::Evaluate { name, number })) => {
                         seat.evaluation = Some(Request { name, number, since: Instant::now() });
+                    }
+                    Ok(Some(ToHost::Meet { mut machines })) => {
+                        machines::sort(&mut machines);
+                        seat.machines = Some(machines);
                     }
                     Ok(Some(ToHost::Finished)) => seat.is_finished = true,
                     Ok(None) => why = Some("it has closed its feed"),
@@ -307,17 +336,23 @@ impl Evaluating {
 
 impl Seat {
     fn of(member: Member) -> Self {
-        Self { rank: member.rank(), member: Some(member), evaluation: None, is_finished: false }
+        Self {
+            rank: member.rank(),
+            member: Some(member),
+            evaluation: None,
+            machines: None,
+            is_finished: false,
+        }
     }
 }
 
 impl Feeding {
-    fn of(ingest: IngestHandle) -> Result<Self, Error> {
+    fn of(ingest: IngestHandle, machines: Vec<Vec<u32>>) -> Result<Self, Error> {
         let control = ingest.control();
         let (sender, end) = channel();
         let wait = move || drop(sender.send(ingest.join().map(drop)));
         let thread = thread::Builder::new().name("feed-ingest".to_owned()).spawn(wait)?;
-        Ok(Self { control, end, thread })
+        Ok(Self { control, end, thread, machines })
     }
 
     fn has_ended(&self) -> bool {
@@ -325,12 +360,19 @@ impl Feeding {
     }
 
     /// Returns the error that has ended ingest. That a rank has left is none: its socket shows it.
-    fn check(&self) -> Result<(), DataError> {
+    fn check(&self) -> Result<(), Error> {
         match self.end.try_recv() {
             Ok(Err(DataError::Cancelled | DataError::Ring(RingError::PeerGone | RingError::Interrupted))) => {
                 Ok(())
             }
-            Ok(ended) => ended,
+            Ok(Err(DataError::Peer { host, message })) => {
+                let ranks = self.machines.get(host as usize).map(|ranks| named(ranks)).unwrap_or_default();
+                Err(Error::Failed(format!(
+                    "the machine of {ranks} has failed: {message}; all ranks have to attach again, with the state of the batch \
+                     that they trained last"
+                )))
+            }
+            Ok(ended) => Ok(ended?),
             Err(_) => Ok(()),
         }
     }

@@ -119,7 +119,16 @@ fn a_program_attaches_and_reads_only_if_the_host_lets_it() {
         let socket = UnixStream::connect(fixture.directory.path().join("guarded.sock")).unwrap();
         std::fs::remove_file(fixture.directory.path().join("guarded.sock")).unwrap();
         let (feed, run) = (feed.to_owned(), "guarded".to_owned());
-        let attach = Attach { version: VERSION, feed, run, rank: 0, world: 1, local_world: 1, state: None };
+        let attach = Attach {
+            version: VERSION,
+            feed,
+            run,
+            rank: 0,
+            world: 1,
+            local_world: 1,
+            state: None,
+            shard: None,
+        };
         let attached = Attaching::start(socket, HostKind::Daemon, &attach).unwrap().wait(LIMIT);
         let attached = attached.map(|attached| attached.unwrap_or_else(|_| panic!("no answer")));
         let evaluated = attached.map(|mut client| {

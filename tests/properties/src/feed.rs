@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use millstream_feed::protocol::{Attach, VERSION};
+use millstream_feed::protocol::{Attach, ShardRequest, VERSION};
 use millstream_feed::spec::FeedSpec;
 use millstream_feed::state::{FeedState, Files};
 
@@ -56,8 +56,8 @@ fn parse(text: &str) {
 pub fn seeds() -> Vec<Vec<u8>> {
     let state = FeedState::new(&[1, 2, 3], &Files::of(&[]));
     let (feed, run) = (FEED.to_owned(), "run".to_owned());
-    let attach =
-        Attach { version: VERSION, feed, run, rank: 1, world: 2, local_world: 2, state: Some(state) };
+    let (state, shard) = (Some(state), Some(ShardRequest { toward: Some("host".to_owned()) }));
+    let attach = Attach { version: VERSION, feed, run, rank: 1, world: 2, local_world: 2, state, shard };
     vec![FEED.as_bytes().to_vec(), serde_json::to_vec(&attach).unwrap()]
 }
 

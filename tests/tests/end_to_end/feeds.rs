@@ -102,7 +102,7 @@ fn attach(
 ) -> Result<FeedClient, Error> {
     let socket = UnixStream::connect(socket).unwrap();
     let (feed, run) = (feed.to_owned(), run.to_owned());
-    let attach = Attach { version: VERSION, feed, run, rank, world, local_world: world, state };
+    let attach = Attach { version: VERSION, feed, run, rank, world, local_world: world, state, shard: None };
     let attaching = Attaching::start(socket, HostKind::Daemon, &attach)?;
     attaching.wait(LIMIT).map(|attached| attached.unwrap_or_else(|_| panic!("no answer")))
 }
