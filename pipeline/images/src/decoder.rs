@@ -14,6 +14,9 @@ use crate::turbo::{Decompressor, JpegHeader, Turbo, TurboError};
 /// Bytes for the metadata of a PNG or WebP image, in addition to its pixels.
 const METADATA_BYTES: usize = 1 << 20;
 
+/// The message for an image of no size.
+const NO_PIXELS: &str = "it has no pixels";
+
 /// The format of an image, by its first bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Format {
@@ -29,6 +32,14 @@ impl Format {
             [0x89, b'P', b'N', b'G', b'\r', b'\n', 0x1a, b'\n', ..] => Some(Self::Png),
             [b'R', b'I', b'F', b'F', _, _, _, _, b'W', b'E', b'B', b'P', ..] => Some(Self::WebP),
             _ => None,
+        }
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Jpeg => "JPEG",
+            Self::Png => "PNG",
+            Self::WebP => "WebP",
         }
     }
 }
@@ -95,6 +106,10 @@ impl Decoder {
                 (width, height, Content::WebP(Box::new(decoder)))
             }
         };
+        // For one, image-webp takes the greatest sides of lossless images, of 16,384 pixels, for none.
+        if width == 0 || height == 0 {
+            return Err(damaged(format.name(), &NO_PIXELS));
+        }
         if u64::from(width) * u64::from(height) > max_pixels.into() {
             return Err(ImageError::TooLarge { width, height, max_pixels });
         }
@@ -117,7 +132,7 @@ impl Decoder {
                 return decompressor.decompress(bytes, header, (channels, reduction), needed, pixels);
             }
             Content::Png(mut reader) => {
-                let size = reader.output_buffer_size().ok_or_else(|| damaged("PNG", &"it has no pixels"))?;
+                let size = reader.output_buffer_size().ok_or_else(|| damaged("PNG", &NO_PIXELS))?;
                 self.raw.resize(size, 0);
                 let info = reader.next_frame(&mut self.raw).map_err(|error| damaged("PNG", &error))?;
                 self.raw.truncate(info.buffer_size());
@@ -132,7 +147,7 @@ impl Decoder {
             }
             Content::WebP(mut decoder) => {
                 let size = decoder.output_buffer_size();
-                self.raw.resize(size.ok_or_else(|| damaged("WebP", &"it has no pixels"))?, 0);
+                self.raw.resize(size.ok_or_else(|| damaged("WebP", &NO_PIXELS))?, 0);
                 decoder.read_image(&mut self.raw).map_err(|error| damaged("WebP", &error))?;
                 convert(&self.raw, if decoder.has_alpha() { 4 } else { 3 }, channels, pixels);
                 "WebP"

@@ -297,6 +297,9 @@ pub(crate) mod tests {
     fn unusable_images_are_errors() {
         let message = |bytes: &[u8]| read(spec(), bytes, &mut || 0).unwrap_err().to_string();
         assert_eq!(message(b""), "expected a JPEG, PNG or WebP image, found none");
+        // Of 16,384 x 16,384 pixels.
+        let greatest = b"RIFF\x16\0\0\0WEBPVP8L\x0a\0\0\0\x2f\xff\xff\xff\x0f\0\0\0\0\0";
+        assert_eq!(message(greatest), "the WebP image is damaged: it has no pixels");
         assert_eq!(message(b"GIF89a"), "expected a JPEG, PNG or WebP image, found 6 bytes of another kind");
         let whole = png(4, 4, png::ColorType::Rgb, &[9; 48]);
         for length in 8..whole.len() - 12 {
