@@ -276,8 +276,8 @@ impl IngestPlan {
         }
         if self.order.shuffle_rows == 0 {
             return Err(Error::Invalid(
-                "data.shuffle_rows: 0; hosts that read a shard each cannot keep the order of the data: set it above 0, or let every \
-                 host read all data"
+                "data.shuffle_rows: 0; hosts that read a shard each cannot keep the order of the data: set it above 0, or \
+                 let every host read all data"
                     .to_owned(),
             ));
         }
@@ -486,7 +486,8 @@ impl IngestPlan {
 }
 
 /// Why ranks on several hosts cannot take rows from whichever lanes are ready.
-const NOT_DETERMINISTIC: &str = "ranks on several hosts need `deterministic = true`, with which all hosts read the rows in the same order";
+const NOT_DETERMINISTIC: &str = "ranks on several hosts need `deterministic = true`, with which all hosts read the rows in \
+                                 the same order";
 
 fn no_rank() -> Error {
     Error::Invalid("a feed needs at least one rank".to_owned())

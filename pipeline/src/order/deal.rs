@@ -242,8 +242,8 @@ impl Shards {
     }
 }
 
-/// Deals a lane to each host, and then lanes one after another, each to the host that has the fewest for its ranks. Returns the hosts of
-/// the lanes.
+/// Deals a lane to each host, and then lanes one after another, each to the host that has the fewest for its ranks. Returns
+/// the hosts of the lanes.
 fn in_proportion(ranks: &[u32], lanes: u32) -> Vec<u32> {
     let mut counts = vec![0_u64; ranks.len()];
     let deal = |lane: u32| {

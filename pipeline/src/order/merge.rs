@@ -1,7 +1,8 @@
 //! Interleaving: merges the lanes of a pass into one sequence of rows.
 //!
 //! *Shuffled*: one row from each live lane in turn; a lane that has ended leaves the rotation. So row `k` of lane `v`
-//! is drawn in round `k`, independent of the other lanes, unless the caller passes over lanes (`deterministic = false`, shards).
+//! is drawn in round `k`, independent of the other lanes, unless the caller passes over lanes (`deterministic = false`,
+//! shards).
 //!
 //! *Ordered*: one whole split from each lane in turn; as split `i` is in lane `i mod V`, this is the data's
 //! order.
