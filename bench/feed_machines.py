@@ -5,7 +5,7 @@
                                    [--package target/site]
 
 The machines are processes of this one, with a rank and a host of feeds each, so they share its CPUs: with shards, the same CPUs
-read each row once instead of once per machine. Ranks wait for each other at every step, as in training. The rows are "clicks" of
+read each row once instead of once per machine. Ranks wait for each other at the end of each epoch, not at every step. The rows are "clicks" of
 bench/feed.py. Prints medians of one epoch, after one that does not count: rows/s of all machines together, CPU seconds of all
 hosts per million rows, bytes that they read per byte of the files, and steps; of the rates also the lowest and the highest.
 """
@@ -51,7 +51,7 @@ def usage(pid: str) -> tuple[float, int]:
 
 
 def take(directory: pathlib.Path, meeting: pathlib.Path, rank: int, world: int, shard: bool) -> None:
-    """Takes the batches of a rank, in step with the others; prints what the second epoch took."""
+    """Takes the batches of a rank; prints the time and the resources of the second epoch."""
     import millstream as ms
     from feed_data import feed
 

@@ -11,7 +11,7 @@ import numpy
 from . import _native, loader
 from ._native import SpecError
 
-# More than what ranks tell each other has.
+# The length of a gathered text, padded with spaces.
 _GATHERED_BYTES = 4096
 
 

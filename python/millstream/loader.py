@@ -54,7 +54,7 @@ class Place(NamedTuple):
 
 
 class _Rank(NamedTuple):
-    """What ranks tell each other."""
+    """A rank, as the others see it."""
 
     rank: int
     identity: str
@@ -441,7 +441,7 @@ class Loader:
         return all_ranks
 
     def _meet(self, client: _native.Client, ranks: list[_Rank] | None) -> None:
-        """Tells the host of this machine how to reach those of the others."""
+        """Sends the host of this machine the addresses of all hosts."""
         if ranks is None:
             raise _native.FeedError(
                 "shard=True: the ranks are not connected. Initialize torch.distributed or jax.distributed before the first "

@@ -8,7 +8,7 @@
 //!    all tokens.
 //! 4. Ingest exchanges its updates over the connections ([`link`]): some tens of bytes for thousands of rows.
 //!
-//! The tokens keep out whoever has not seen the exchange of the ranks. The updates themselves, numbers of rows and the texts of
+//! Without the tokens, which only the ranks exchange, a connection is refused. The updates themselves, numbers of rows and the texts of
 //! errors, are neither encrypted nor signed, as in the exchange of gradients: the network between the machines must be
 //! private.
 

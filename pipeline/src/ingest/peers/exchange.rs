@@ -1,7 +1,7 @@
 //! An exchange of updates as one host sees it, without the connections that carry them.
 //!
-//! A transport gives it a way to send to each other host ([`SendUpdate`], [`SendCredit`]), and tells it what arrives. A host
-//! gives credit for each update that it takes.
+//! A transport supplies the functions that send to each other host ([`SendUpdate`], [`SendCredit`]), and passes on the updates
+//! and credits that arrive. A host gives credit for each update that it takes.
 
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
