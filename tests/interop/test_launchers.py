@@ -338,8 +338,12 @@ class Slurm(unittest.TestCase):
         program(
             self.scratch,
             "millstreamd",
-            f"cp $2 {self.scratch}; ls $(dirname $2)/ca >{self.scratch}/authority\n"
-            f"until [[ -e {self.scratch}/stop ]]; do /bin/sleep 0.05; done",
+            # The configuration appears last and whole: the test waits for it.
+            f"cd {self.scratch}\n"
+            "name=$(basename $2)\n"
+            "ls $(dirname $2)/ca >authority-$name\n"
+            "cp $2 part-$name && mv part-$name $name\n"
+            "until [[ -e stop ]]; do /bin/sleep 0.05; done",
         )
         program(
             self.scratch,
@@ -398,7 +402,9 @@ class Slurm(unittest.TestCase):
             self.assertEqual((peers["data_interface"], peers["data_protection"]), ("ib0", "isolated"))
             for key in ("certificate", "key", "ca"):
                 self.assertTrue(Path(peers[key]).exists(), peers[key])
-        self.assertNotIn("ca.key", (self.scratch / "authority").read_text())
+            authority = (self.scratch / f"authority-{node}.toml").read_text().split()
+            self.assertIn("ca.pem", authority)
+            self.assertNotIn("ca.key", authority)
         (self.scratch / "ends").touch()
         self.assertEqual(process.wait(PATIENCE), 0)
         submit = f"submit {self.scratch}/job.toml"
