@@ -90,7 +90,7 @@ fn names(long: bool) -> Vec<String> {
 
 fn projection(names: &[String]) -> Projection {
     let column = |name: &String| ProjectedColumn { name: name.clone(), multi: false };
-    Projection { columns: names.iter().map(column).collect() }
+    Projection { columns: names.iter().map(column).collect(), ..Projection::default() }
 }
 
 /// The layout of a generated file.

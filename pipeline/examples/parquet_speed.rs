@@ -39,8 +39,10 @@ fn measure(files: &[String]) -> Result<(), Box<dyn std::error::Error>> {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
     let schema = ParquetRecordBatchReaderBuilder::try_new(File::open(&files[0])?)?.schema().clone();
     let column = |name: &String| ProjectedColumn { name: name.clone(), multi: false };
-    let projection =
-        Projection { columns: schema.fields().iter().map(|field| column(field.name())).collect() };
+    let projection = Projection {
+        columns: schema.fields().iter().map(|field| column(field.name())).collect(),
+        ..Projection::default()
+    };
     let (mut crates, mut ours) = (Vec::new(), Vec::new());
     for _ in 0..ROUNDS {
         let start = Instant::now();

@@ -22,7 +22,7 @@ fn records_of_every_writer_decode_to_the_same_rows() {
         name: format!("{}_{column}", "nn".repeat(column as usize)),
         multi: column == LISTS,
     };
-    let projection = Projection { columns: (0..COLUMNS).map(column).collect() };
+    let projection = Projection { columns: (0..COLUMNS).map(column).collect(), ..Projection::default() };
     for name in ["cpp", "python", "java", "random"] {
         let path = format!("{}/tests/golden/order/{name}.tfrecord", env!("CARGO_MANIFEST_DIR"));
         let bytes = std::fs::read(path).unwrap();

@@ -77,7 +77,7 @@ fn columns_of(path: &Path, runtime: &Runtime, names: &[&String]) -> BTreeMap<Str
     let mut columns = BTreeMap::new();
     for &name in names {
         // One at a time, because some files lack some columns.
-        let projection = Projection { columns: vec![column(name)] };
+        let projection = Projection { columns: vec![column(name)], ..Projection::default() };
         match dataset.check(&projection, Absent::Rejected, runtime.handle()) {
             Ok(()) => {}
             Err(millstream_pipeline::Error::Format(FormatError::MissingColumn { .. })) => continue,
@@ -85,7 +85,8 @@ fn columns_of(path: &Path, runtime: &Runtime, names: &[&String]) -> BTreeMap<Str
         }
         columns.insert(name.clone(), Vec::new());
     }
-    let projection = Projection { columns: columns.keys().map(|name| column(name)).collect() };
+    let projection =
+        Projection { columns: columns.keys().map(|name| column(name)).collect(), ..Projection::default() };
     let bad = BadRecords::new(OnBadRecord::Fail);
     for split in 0..dataset.splits().len() {
         let mut reader = dataset.read(split, &projection, &bad, runtime.handle()).unwrap();

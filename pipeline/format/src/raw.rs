@@ -12,6 +12,9 @@ use crate::Error;
 pub struct Projection {
     /// The columns in chunk order; names are unique.
     pub columns: Vec<ProjectedColumn>,
+    /// Whether numbers that are stored as keys of a dictionary are delivered as values. Suits readers that need each value
+    /// only once; for others, a dictionary saves repeated work.
+    pub numbers_as_values: bool,
 }
 
 /// A column that a job reads.

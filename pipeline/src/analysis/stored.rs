@@ -157,7 +157,7 @@ mod tests {
         let second = schema(&[("a", DataType::UInt8), ("b", DataType::Binary), ("c", DataType::Float64)]);
         let names = ["a", "b", "c", "d", "e"];
         let column = |name: &str| ProjectedColumn { name: name.to_owned(), multi: false };
-        let projection = Projection { columns: names.map(column).to_vec() };
+        let projection = Projection { columns: names.map(column).to_vec(), ..Projection::default() };
         let found = StoredType::agreed([&first, &second].into_iter(), &projection);
         let moment = StoredType::Timestamp { unit: StoredUnit::Nanosecond, is_utc: true };
         let expected = [("a", StoredType::Integer), ("b", StoredType::Text), ("d", moment)];

@@ -79,7 +79,7 @@ impl Dataset {
             &Files::Records(format) => {
                 // A column that no record has, so that the examination does not end early.
                 let nothing = ProjectedColumn { name: "\0".to_owned(), multi: false };
-                let projection = Projection { columns: vec![nothing] };
+                let projection = Projection { columns: vec![nothing], ..Projection::default() };
                 let most_bytes = self.most_record_bytes;
                 let limit = NAMING_RECORDS;
                 Ok(records::examine(&self.objects, format, &projection, limit, most_bytes, runtime)?.names)

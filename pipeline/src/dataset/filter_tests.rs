@@ -202,7 +202,7 @@ fn read(runtime: &Runtime, dataset: &Dataset, column: &str) -> Result<Vec<u64>, 
     let multi = column == "tags";
     let columns = [("id", false), (column, multi)];
     let columns = columns.map(|(name, multi)| ProjectedColumn { name: name.to_owned(), multi });
-    let projection = Projection { columns: columns.to_vec() };
+    let projection = Projection { columns: columns.to_vec(), ..Projection::default() };
     dataset.check(&projection, Absent::Rejected, runtime.handle())?;
     let bad = BadRecords::new(OnBadRecord::Fail);
     let mut numbers = Vec::new();
@@ -308,7 +308,7 @@ fn page_indexes_avoid_fetching_pages() {
     };
     let fetched = |dataset: &Dataset| {
         let column = ProjectedColumn { name: "text".to_owned(), multi: false };
-        let projection = Projection { columns: vec![column] };
+        let projection = Projection { columns: vec![column], ..Projection::default() };
         let bad = BadRecords::new(OnBadRecord::Fail);
         let mut reader = dataset.read(0, &projection, &bad, runtime.handle()).unwrap();
         let mut rows = 0;

@@ -10,6 +10,7 @@ use arrow_array::types::{Int8Type, Int16Type, Int32Type, Int64Type, UInt8Type, U
 use arrow_array::*;
 use arrow_buffer::OffsetBuffer;
 use arrow_schema::Field;
+use millstream_format::filter::{Comparison, Condition, Literal, RowFilter, Test};
 use millstream_format::parquet::{footer_range, row_groups_of};
 use millstream_format::{Error as FormatError, ProjectedColumn};
 use parquet::arrow::ArrowWriter;
@@ -120,7 +121,7 @@ fn write(path: &Path, batch: &RecordBatch, group_rows: usize, compression: Compr
 
 fn projection(names: &[&str]) -> Projection {
     let column = |name: &&str| ProjectedColumn { name: (*name).to_owned(), multi: name.starts_with("list") };
-    Projection { columns: names.iter().map(column).collect() }
+    Projection { columns: names.iter().map(column).collect(), ..Projection::default() }
 }
 
 fn runtime() -> Runtime {
@@ -165,17 +166,55 @@ fn all_supported_types_round_trip() {
         assert_eq!(dataset.rows(), Some(5));
         assert_eq!(dataset.splits().len(), 5usize.div_ceil(group_rows));
         dataset.check(&projection(&names), Absent::Rejected, runtime.handle()).unwrap();
-        let mut row = 0;
-        for (first, chunk) in read(&runtime, &dataset, &projection(&names), OnBadRecord::Fail).unwrap() {
-            assert_eq!(first, row as u64);
-            for (column, name) in names.iter().enumerate() {
-                let expected = batch.column_by_name(name).unwrap().slice(row, chunk.num_rows());
-                assert_eq!(&canonical(chunk.column(column)), &canonical(&expected), "{name} at {row}");
+        let mut dictionaries = [0; 2];
+        for numbers_as_values in [false, true] {
+            let projection = Projection { numbers_as_values, ..projection(&names) };
+            let mut row = 0;
+            for (first, chunk) in read(&runtime, &dataset, &projection, OnBadRecord::Fail).unwrap() {
+                assert_eq!(first, row as u64);
+                for (column, name) in names.iter().enumerate() {
+                    let expected = batch.column_by_name(name).unwrap().slice(row, chunk.num_rows());
+                    assert_eq!(&canonical(chunk.column(column)), &canonical(&expected), "{name} at {row}");
+                }
+                dictionaries[usize::from(numbers_as_values)] += number_dictionaries(&chunk);
+                row += chunk.num_rows();
             }
-            row += chunk.num_rows();
+            assert_eq!(row, 5);
         }
-        assert_eq!(row, 5);
+        assert!(dictionaries[0] > 0);
+        assert_eq!(dictionaries[1], 0);
     }
+}
+
+/// The columns, or elements of lists, that are keys of a dictionary of numbers.
+fn number_dictionaries(chunk: &RecordBatch) -> usize {
+    let has_keys = |column: &&ArrayRef| {
+        let leaf = column
+            .as_list_opt::<i32>()
+            .map_or_else(|| Arc::clone(column), |lists| Arc::clone(lists.values()));
+        leaf.as_any_dictionary_opt().is_some_and(|keys| keys.values().data_type().is_primitive())
+    };
+    chunk.columns().iter().filter(has_keys).count()
+}
+
+#[test]
+fn filtered_rows_have_numbers_as_values_too() {
+    let runtime = runtime();
+    let dir = tempfile::tempdir().unwrap();
+    let numbers = |factor: i64| -> ArrayRef {
+        Arc::new(Int64Array::from_iter_values((0..100).map(|n| n % 10 * factor)))
+    };
+    let batch = RecordBatch::try_from_iter([("n", numbers(1)), ("m", numbers(7))]).unwrap();
+    write(&dir.path().join("a.parquet"), &batch, 100, Compression::SNAPPY);
+    let test = Test::Compare { op: Comparison::GreaterOrEqual, value: Literal::Whole(9) };
+    let filter =
+        RowFilter { conditions: vec![Condition { column: "n".to_owned(), test }], shares: Vec::new() };
+    let dataset = open(&runtime, dir.path()).unwrap().filtered(&filter);
+    let projection = Projection { numbers_as_values: true, ..projection(&["m"]) };
+    let chunks = read(&runtime, &dataset, &projection, OnBadRecord::Fail).unwrap();
+    let read =
+        chunks.iter().flat_map(|(_, chunk)| chunk.column(0).as_primitive::<Int64Type>().values().to_vec());
+    assert_eq!(read.collect::<Vec<_>>(), [63; 10]);
 }
 
 #[test]
@@ -235,7 +274,10 @@ fn unusable_columns_are_rejected_before_reading() {
     assert!(error("tags").ends_with("expected one value per row"), "{}", error("tags"));
 
     // A single-valued column can serve a multi-valued feature.
-    let one = Projection { columns: vec![ProjectedColumn { name: "i8".to_owned(), multi: true }] };
+    let one = Projection {
+        columns: vec![ProjectedColumn { name: "i8".to_owned(), multi: true }],
+        ..Projection::default()
+    };
     let chunks = read(&runtime, &dataset, &one, OnBadRecord::Fail).unwrap();
     let list = chunks[0].1.column(0).as_any().downcast_ref::<ListArray>().unwrap();
     assert_eq!((list.value_length(0), list.is_null(1)), (1, true));

@@ -67,7 +67,10 @@ fn share(fraction: f64, column: Option<&str>, side: Side) -> RowFilter {
 
 /// The values of `row` in the rows that pass.
 pub(super) fn read(runtime: &Runtime, dataset: &Dataset) -> Result<Vec<i64>, Error> {
-    let projection = Projection { columns: vec![ProjectedColumn { name: "row".to_owned(), multi: false }] };
+    let projection = Projection {
+        columns: vec![ProjectedColumn { name: "row".to_owned(), multi: false }],
+        ..Projection::default()
+    };
     dataset.check(&projection, Absent::Rejected, runtime.handle())?;
     let bad = BadRecords::new(OnBadRecord::Fail);
     let mut rows = Vec::new();

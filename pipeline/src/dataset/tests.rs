@@ -50,7 +50,7 @@ fn open(runtime: &Runtime, dir: &Path, patterns: &[&str]) -> Result<Dataset, Err
 
 fn projection(names: &[&str]) -> Projection {
     let column = |name: &&str| ProjectedColumn { name: (*name).to_owned(), multi: false };
-    Projection { columns: names.iter().map(column).collect() }
+    Projection { columns: names.iter().map(column).collect(), ..Projection::default() }
 }
 
 /// The record numbers, and the values of `n`.

@@ -132,10 +132,11 @@ impl ChunkSource for DatasetSource {
         let most = splits.map(|split| self.dataset.reader_bytes(split, &self.projection)).max();
         let most = most.unwrap_or(0);
         let reading = match self.dataset.elastic_bytes() {
-            Some(largest) => most + ReadLimits::MIN_OBJECT_BYTES.min(largest),
-            None => 3 * most,
+            Some(largest) => most.saturating_add(ReadLimits::MIN_OBJECT_BYTES.min(largest)),
+            // A footer may claim anything.
+            None => most.saturating_mul(3),
         };
-        reading + self.transform.column_bytes(chunk_rows)
+        reading.saturating_add(self.transform.column_bytes(chunk_rows))
     }
 
     fn allow(&self, bytes: u64) {

@@ -69,7 +69,7 @@ impl Transform {
         if columns.is_empty() {
             return Err(Error::Invalid("a feed needs at least one column".to_owned()));
         }
-        let mut projection = Projection::default();
+        let mut projection = Projection { numbers_as_values: true, ..Projection::default() };
         let mut typed: Vec<TypedColumn> = Vec::with_capacity(columns.len());
         for spec in columns {
             if typed.iter().any(|other| other.column.name == spec.name) {

@@ -46,7 +46,12 @@ pub fn count(
     let dataset = runtime.block_on(Dataset::of(objects, Some(format)))?.cut_at(DEFAULT_SPLIT_BYTES)?;
     let filters: Vec<RowFilter> = division.portions().iter().map(rows_of).collect();
     let columns = column.iter().map(|&name| ProjectedColumn { name: name.clone(), multi: false }).collect();
-    let counting = Counting { dataset: &dataset, projection: Projection { columns }, filters, division };
+    let counting = Counting {
+        dataset: &dataset,
+        projection: Projection { columns, ..Projection::default() },
+        filters,
+        division,
+    };
     if column.is_some() {
         // One filter suffices to compare its types with those of the files.
         let tested = dataset.filtered(&counting.filters[0]);

@@ -75,13 +75,15 @@ impl Bench {
         self.runtime.block_on(opened).ok()
     }
 
-    /// Reads all columns as a job would, first as single values, then as lists.
+    /// Reads all columns as a job would, as single values, and as feeds do, as lists and as single values.
     fn read(&self, report: &Report) {
         let Some(dataset) = self.open() else { return };
-        for multi in [false, true] {
+        for (multi, numbers_as_values) in [(false, false), (true, true), (false, true)] {
             let column = |name: &str| ProjectedColumn { name: name.to_owned(), multi };
-            let projection =
-                Projection { columns: report.columns.iter().map(|found| column(&found.name)).collect() };
+            let projection = Projection {
+                columns: report.columns.iter().map(|found| column(&found.name)).collect(),
+                numbers_as_values,
+            };
             let names: std::collections::HashSet<&str> =
                 projection.columns.iter().map(|column| column.name.as_str()).collect();
             if names.len() != projection.columns.len()

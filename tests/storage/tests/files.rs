@@ -68,7 +68,7 @@ impl Cloud {
     /// Reads one column of all splits of `dataset`. Returns the number of rows.
     fn read(&self, dataset: &Dataset) -> Result<usize, Error> {
         let column = ProjectedColumn { name: "c1".to_owned(), multi: false };
-        let projection = Projection { columns: vec![column] };
+        let projection = Projection { columns: vec![column], ..Projection::default() };
         let bad = BadRecords::new(OnBadRecord::Fail);
         let mut rows = 0;
         for split in 0..dataset.splits().len() {

@@ -132,7 +132,7 @@ const COLUMNS: [(&str, bool); 5] =
 
 fn projection() -> Projection {
     let column = |&(name, multi): &(&str, bool)| ProjectedColumn { name: name.to_owned(), multi };
-    Projection { columns: COLUMNS.iter().map(column).collect() }
+    Projection { columns: COLUMNS.iter().map(column).collect(), ..Projection::default() }
 }
 
 /// The reference: decodes everything, then selects columns.
@@ -410,6 +410,7 @@ fn similar_records() -> impl Strategy<Value = (Projection, Vec<Vec<u8>>)> {
             columns: wanted
                 .map(|(&(_, multi, _), name)| ProjectedColumn { name: name.clone(), multi })
                 .collect(),
+            ..Projection::default()
         };
         let values: Vec<_> =
             (0..names.len()).map(|column| prop::option::weighted(0.9, kind_of(column))).collect();

@@ -6,15 +6,16 @@
 //! Own decoder because the `parquet` crate expands dictionaries. **Dictionaries are kept**: a batch from
 //! dictionary-encoded pages is an array of keys over the chunk's dictionary, the same `Arc` for all batches of the row
 //! group. So the result of a feature for a value (a hash, a lookup, a logarithm) can be computed once per dictionary
-//! value instead of once per row, and a small page cannot expand to a large batch. Writers abandon a dictionary that
-//! grows too large in the middle of a column chunk: a batch ends there, and later ones are arrays of values.
+//! value instead of once per row. Writers abandon a dictionary that grows too large in the middle of a column chunk: a batch
+//! ends there, and later ones are arrays of values. Readers that take numbers as they are get values from the start
+//! ([`Projection::numbers_as_values`](crate::Projection)).
 
 use arrow_array::ArrayRef;
 use arrow_buffer::bit_chunk_iterator::{BitChunks, UnalignedBitChunk};
 use arrow_buffer::{BooleanBufferBuilder, NullBuffer};
 use parquet::errors::ParquetError;
 
-use super::leaf::{Content, DataPage, Leaf, ended_early};
+use super::leaf::{Content, DataPage, Leaf, Scratch, ended_early};
 
 /// Reads one flat column of one row group.
 pub(super) struct FlatColumn {
@@ -24,7 +25,7 @@ pub(super) struct FlatColumn {
     batch_bytes: usize,
     /// Working memory.
     levels: Vec<u32>,
-    keys: Vec<u32>,
+    scratch: Scratch,
 }
 
 /// A batch under construction.
@@ -37,7 +38,7 @@ struct Batch {
 impl FlatColumn {
     /// Reads `leaf` in batches of about `batch_bytes` bytes, or a page, if that is more.
     pub(super) fn new(leaf: Leaf, batch_bytes: usize) -> Self {
-        Self { leaf, page: DataPage::empty(), batch_bytes, levels: Vec::new(), keys: Vec::new() }
+        Self { leaf, page: DataPage::empty(), batch_bytes, levels: Vec::new(), scratch: Scratch::default() }
     }
 
     /// Reads the next rows, at least one and at most `most`.
@@ -54,7 +55,7 @@ impl FlatColumn {
                 break;
             }
             self.ready()?;
-            if !batch.content.suits(&self.page.body) {
+            if !self.leaf.can_append(&batch.content, &self.page.body) {
                 break;
             }
         }
@@ -94,12 +95,12 @@ impl FlatColumn {
 
     /// Appends the next `rows` rows of the page to `batch`.
     fn read_page(&mut self, rows: usize, batch: &mut Batch) -> Result<(), ParquetError> {
-        let Self { leaf, page, levels, keys, .. } = self;
+        let Self { leaf, page, levels, scratch, .. } = self;
         let Batch { content, present } = batch;
         page.entries -= rows;
         let Some(definitions) = &mut page.definitions else {
             present.append_n(rows, true);
-            return content.take(rows, &mut page.body);
+            return leaf.append(content, rows, &mut page.body, scratch);
         };
         let before = content.len();
         if leaf.definition() == 1 {
@@ -115,10 +116,10 @@ impl FlatColumn {
             return Ok(());
         }
         if present_rows == rows {
-            return content.take(rows, &mut page.body);
+            return leaf.append(content, rows, &mut page.body, scratch);
         }
         let present = BitChunks::new(present.as_slice(), before, rows);
-        content.take_spread(present_rows, &present, &mut page.body, keys)
+        leaf.append_spread(content, present_rows, &present, &mut page.body, scratch)
     }
 
     fn skip_page(&mut self, rows: usize) -> Result<(), ParquetError> {
@@ -129,7 +130,7 @@ impl FlatColumn {
             definitions.take(rows, &mut self.levels)?;
             present_rows = self.levels.iter().filter(|&&level| level == self.leaf.definition()).count();
         }
-        self.leaf.skip_values(&mut self.page.body, present_rows, &mut self.keys)
+        self.leaf.skip_values(&mut self.page.body, present_rows, &mut self.scratch)
     }
 }
 

@@ -28,10 +28,11 @@ fn flat(
     column: &ColumnChunkMetaData,
     rows: usize,
     data_type: &DataType,
+    numbers_as_values: bool,
 ) -> FlatColumn {
     let delivered = delivered_type(column, data_type).unwrap();
     let pages = Pages::new(source, column, rows, None, &Meter::new(u64::MAX)).unwrap();
-    FlatColumn::new(Leaf::new(pages, column, delivered).unwrap(), 1 << 20)
+    FlatColumn::new(Leaf::new(pages, column, delivered, numbers_as_values).unwrap(), 1 << 20)
 }
 
 /// The values without dictionaries, text as bytes, short integers as 32 bits: the representations in which the two
@@ -157,6 +158,7 @@ proptest! {
         written in written(),
         skip in 0usize..4000,
         steps in proptest::collection::vec(1usize..1500, 1..6),
+        numbers_as_values: bool,
     ) {
         let table = table(&written);
         let bytes = file(&written, &table);
@@ -171,7 +173,9 @@ proptest! {
         let source = Arc::new(FetchedFile::new(vec![(0, bytes)]));
         for (leaf, expected) in batch.columns().iter().enumerate() {
             let column = metadata.row_group(0).column(leaf);
-            let mut flat = flat(&source, column, written.rows, schema.field(leaf).data_type());
+            let data_type = schema.field(leaf).data_type();
+            let is_text = matches!(data_type, DataType::Utf8 | DataType::Binary);
+            let mut flat = flat(&source, column, written.rows, data_type, numbers_as_values);
             flat.skip(skip).unwrap();
             let mut row = skip;
             for &step in steps.iter().cycle() {
@@ -179,6 +183,7 @@ proptest! {
                 let step = step.min(written.rows - row);
                 let read = flat.read(step).unwrap();
                 prop_assert!((1..=step).contains(&read.len()));
+                prop_assert!(is_text || !numbers_as_values || read.as_any_dictionary_opt().is_none());
                 prop_assert_eq!(&canonical(&read), &canonical(&expected.slice(row, read.len())));
                 row += read.len();
             }
@@ -187,7 +192,11 @@ proptest! {
     }
 
     #[test]
-    fn damaged_pages_are_values_or_an_error(written in written(), damage: Vec<(usize, u8)>) {
+    fn damaged_pages_are_values_or_an_error(
+        written in written(),
+        damage: Vec<(usize, u8)>,
+        numbers_as_values: bool,
+    ) {
         let table = table(&written);
         let bytes = file(&written, &table);
         let reference = ParquetRecordBatchReaderBuilder::try_new(bytes.clone()).unwrap();
@@ -201,7 +210,7 @@ proptest! {
         let source = Arc::new(FetchedFile::new(vec![(0, bytes.into())]));
         for (leaf, data_type) in [(0, DataType::Int32), (4, DataType::Utf8)] {
             let column = metadata.row_group(0).column(leaf);
-            let mut flat = flat(&source, column, written.rows, &data_type);
+            let mut flat = flat(&source, column, written.rows, &data_type, numbers_as_values);
             let mut rows = 0;
             while rows < written.rows {
                 let Ok(read) = super::super::guard::guarded(|| flat.read(written.rows - rows)) else { break };
@@ -232,7 +241,7 @@ fn batches_share_the_dictionary() {
     let reference = ParquetRecordBatchReaderBuilder::try_new(bytes.clone()).unwrap();
     let column = reference.metadata().row_group(0).column(0);
     let source = Arc::new(FetchedFile::new(vec![(0, bytes)]));
-    let mut flat = flat(&source, column, 5000, &DataType::Int32);
+    let mut flat = flat(&source, column, 5000, &DataType::Int32, false);
     let first = flat.read(2048).unwrap();
     let second = flat.read(2048).unwrap();
     let dictionary = |array: &ArrayRef| {

@@ -20,15 +20,18 @@ use super::leaf::{Leaf, delivered_type};
 use super::list::ListColumn;
 use super::meter::Meter;
 use super::page::Pages;
-use super::plan::{Found, Plan, Planned, descend, lists_of_one, schema_of};
+use super::plan::{Found, Plan, Planned, PlannedColumns, descend, lists_of_one, schema_of};
 use super::rest::Rest;
 use super::selection::SelectedRows;
+use super::values::Values;
 use super::{ParquetFile, RowGroup};
 use crate::Error;
 use crate::filter::Condition;
 
 /// Maximum rows decoded at a time.
 const DECODE_ROWS: usize = 8192;
+/// The same if numbers are delivered as values, which need more memory than keys of a dictionary. Feeds do not ask for more.
+const DECODE_ROWS_OF_VALUES: usize = 2048;
 /// Maximum bytes decoded at a time, unless a single row is larger.
 const BATCH_BYTES: u64 = 32 << 20;
 /// Minimum bytes of a column decoded at a time, if it has that many rows.
@@ -101,7 +104,8 @@ impl ParquetFile {
         let rows = self.groups()[group].rows;
         let bytes = self.decoded_bytes(group, plan).max(1);
         let fitting = u128::from(BATCH_BYTES) * u128::from(rows) / u128::from(bytes);
-        usize::try_from(fitting).unwrap_or(usize::MAX).clamp(1, DECODE_ROWS)
+        let most = if plan.numbers_as_values() { DECODE_ROWS_OF_VALUES } else { DECODE_ROWS };
+        usize::try_from(fitting).unwrap_or(usize::MAX).clamp(1, most)
     }
 
     /// The memory that decoding a row group usually needs at most, including the fetched bytes: pages can be larger than
@@ -122,16 +126,17 @@ impl ParquetFile {
 
     /// The leaves of a plan that the `parquet` crate does not decode.
     fn leaves_decoded_here(&self, group: usize, plan: &Plan) -> Vec<usize> {
-        let Plan::Columns(columns, _) = plan else { return Vec::new() };
+        let Plan::Columns(planned) = plan else { return Vec::new() };
         let metadata = self.footer.plain.metadata().row_group(group);
-        let found = columns.iter().filter_map(|column| column.found.as_ref());
+        let found = planned.columns.iter().filter_map(|column| column.found.as_ref());
         found
             .filter_map(|found| shape_of(found, |leaf| metadata.column(leaf)).map(|(leaf, _)| leaf))
             .collect()
     }
 
     fn decoded_bytes(&self, group: usize, plan: &Plan) -> u64 {
-        self.column_chunks(group, plan).map(|(_, column)| uncompressed(column)).fold(0, u64::saturating_add)
+        let decoded = |(_, column)| decoded_bytes(column, plan.numbers_as_values());
+        self.column_chunks(group, plan).map(decoded).fold(0, u64::saturating_add)
     }
 
     /// Memory for the batch being decoded and the one being delivered.
@@ -167,7 +172,7 @@ impl ParquetFile {
         let read = Reading { source, group, batch_rows, meter: &meter, rows: &rows, places: selected.places };
         let columns = guarded(|| match plan {
             Plan::All => self.rest(&read, &self.footer.as_written, ProjectionMask::all()).map(Columns::All),
-            Plan::Columns(planned, _) => self.projected(&read, planned).map(Box::new).map(Columns::Some),
+            Plan::Columns(planned) => self.projected(&read, planned).map(Box::new).map(Columns::Some),
         });
         let columns = columns.map_err(|message| failed(&self.path, described, &meter, message))?;
         Ok(RowGroupReader {
@@ -180,7 +185,8 @@ impl ParquetFile {
         })
     }
 
-    fn projected(&self, read: &Reading<'_>, planned: Vec<Planned>) -> Result<Projected, ParquetError> {
+    fn projected(&self, read: &Reading<'_>, planned: PlannedColumns) -> Result<Projected, ParquetError> {
+        let PlannedColumns { columns: planned, numbers_as_values, .. } = planned;
         let metadata = self.footer.plain.metadata().row_group(read.group);
         let rows = self.groups()[read.group].rows;
         let mut sources = Vec::with_capacity(planned.len());
@@ -201,13 +207,21 @@ impl ParquetFile {
             let pages = Pages::new(&read.source, chunk, rows as usize, places, read.meter)?;
             // Twice the average: where rows are longer than usual, batches have fewer of them.
             let batches = rows.max(1).div_ceil(read.batch_rows as u64);
-            let batch = (2 * uncompressed(chunk) / batches).clamp(LEAST_BATCH_BYTES, BATCH_BYTES) as usize;
-            let decoder = Leaf::new(pages, chunk, delivered)?;
+            let decoded = decoded_bytes(chunk, numbers_as_values);
+            let batch = (decoded / batches).saturating_mul(2).clamp(LEAST_BATCH_BYTES, BATCH_BYTES) as usize;
+            let decoder = Leaf::new(pages, chunk, delivered, numbers_as_values)?;
             sources.push(match chunk.column_descr().max_rep_level() {
                 0 => Source::Flat(Box::new(FlatColumn::new(decoder, batch))),
                 _ => {
                     let element = chunk.column_descr().repeated_ancestor_def_level().max(0) as u32;
-                    Source::List(Box::new(ListColumn::new(decoder, element, batch, read.meter)))
+                    let mean = chunk.num_values().max(0) as u64 / rows.max(1);
+                    Source::List(Box::new(ListColumn::new(
+                        decoder,
+                        element,
+                        mean as usize,
+                        batch,
+                        read.meter,
+                    )))
                 }
             });
         }
@@ -386,6 +400,14 @@ fn in_column(name: &str, error: &ParquetError) -> ParquetError {
 
 fn uncompressed(column: &ColumnChunkMetaData) -> u64 {
     column.uncompressed_size().max(0) as u64
+}
+
+/// The bytes of a column when it is decoded. Keys of a dictionary have no more than their values, which are counted only
+/// if these are delivered.
+fn decoded_bytes(column: &ColumnChunkMetaData, numbers_as_values: bool) -> u64 {
+    let width = Values::width(column.column_type()).filter(|_| numbers_as_values).unwrap_or(0);
+    let values = (column.num_values().max(0) as u64).saturating_mul(width);
+    uncompressed(column).max(values)
 }
 
 #[cfg(test)]

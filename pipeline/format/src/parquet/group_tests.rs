@@ -3,6 +3,8 @@
 //! Files that expand to far more than they are: each is an error that names the column, or is read in small batches.
 
 use arrow_array::builder::{MapBuilder, StringBuilder};
+use arrow_array::cast::AsArray;
+use arrow_array::types::Int64Type;
 use arrow_array::{Int64Array, StringArray};
 use parquet::arrow::ArrowWriter;
 use parquet::basic::{Compression, Encoding, GzipLevel};
@@ -54,7 +56,7 @@ fn read(bytes: &Bytes, plan: &Plan, extra: u64) -> Result<(usize, usize), Error>
 
 fn plan(bytes: &Bytes, column: &str) -> Plan {
     let column = ProjectedColumn { name: column.to_owned(), multi: false };
-    open(bytes).plan(&Projection { columns: vec![column] }).unwrap()
+    open(bytes).plan(&Projection { columns: vec![column], ..Projection::default() }).unwrap()
 }
 
 fn refused(result: Result<(usize, usize), Error>) -> String {
@@ -62,6 +64,35 @@ fn refused(result: Result<(usize, usize), Error>) -> String {
         Err(error @ Error::TooLarge { .. }) => error.to_string(),
         other => panic!("{other:?}"),
     }
+}
+
+#[test]
+fn numbers_of_a_dictionary_are_values_if_so_planned_and_count_as_such() {
+    const ROWS: usize = 1 << 20;
+    let numbers: ArrayRef = Arc::new(Int64Array::from(vec![7; ROWS]));
+    let bytes = written(vec![("n", numbers)], one_page());
+    assert!(bytes.len() < 1 << 16);
+    let keys = plan(&bytes, "n");
+    let column = ProjectedColumn { name: "n".to_owned(), multi: false };
+    let projection = Projection { columns: vec![column], numbers_as_values: true };
+    let values = open(&bytes).plan(&projection).unwrap();
+    let first = |plan: &Plan| {
+        let fetched = vec![(0, bytes.clone())];
+        let mut reader =
+            open(&bytes).decode(0, plan.clone(), fetched, WantedRows::default(), u64::MAX).unwrap();
+        reader.next_rows(usize::MAX).unwrap().unwrap().0
+    };
+    assert!(first(&keys).column(0).as_any_dictionary_opt().is_some());
+    let batch = first(&values);
+    assert!(batch.column(0).as_primitive::<Int64Type>().values().iter().all(|&value| value == 7));
+    // A page of few bytes does not expand to a large batch.
+    let (rows, largest) = read(&bytes, &values, MIB).unwrap();
+    assert_eq!(rows, ROWS);
+    assert!(largest < 3 << 13, "{largest}");
+    let file = open(&bytes);
+    let column = file.footer.plain.metadata().row_group(0).column(0);
+    assert!(decoded_bytes(column, false) < 1 << 16);
+    assert_eq!(decoded_bytes(column, true), 8 * ROWS as u64);
 }
 
 #[test]

@@ -61,6 +61,17 @@ impl Hybrid {
         Ok(())
     }
 
+    /// The number of values left in the current run, at least 1, and the value that they all have, if the run repeats one.
+    pub(super) fn run(&mut self) -> Result<(usize, Option<u32>), ParquetError> {
+        let left = self.ready()?;
+        Ok((left, if let Run::Same(value) = self.run { Some(value) } else { None }))
+    }
+
+    /// Skips `count` values of a run that repeats one, as [`Hybrid::run`] has found it.
+    pub(super) fn skip_repeated(&mut self, count: usize) {
+        self.left -= count;
+    }
+
     /// Appends the next `count` one-bit values to `out`. The width must be 1, so a packed run is copied unchanged.
     pub(super) fn take_bits(
         &mut self,

@@ -18,7 +18,10 @@ use parquet::file::metadata::ColumnChunkMetaData;
 
 use super::hybrid::Hybrid;
 use super::page::Pages;
-use super::values::{Values, spread, truncated};
+use super::values::{Dictionary, Values, spread, truncated};
+
+/// Keys that are unpacked at a time before their values are looked up, so that they stay in the L1 cache.
+const EXPANDED_KEYS: usize = 2048;
 
 /// Reads one leaf of a row group.
 pub(super) struct Leaf {
@@ -28,9 +31,19 @@ pub(super) struct Leaf {
     definition: u32,
     repetition: u32,
     /// The column chunk's dictionary, of `data_type`.
-    dictionary: Option<ArrayRef>,
+    dictionary: Option<Dictionary>,
     /// An empty vector of the leaf's physical type.
     prototype: Values,
+    /// Whether the values of keys are delivered.
+    expands: bool,
+}
+
+/// Working memory.
+#[derive(Default)]
+pub(super) struct Scratch {
+    keys: Vec<u32>,
+    /// Keys at the places of their rows.
+    spread: Vec<u32>,
 }
 
 /// A data page. Each of its entries has a level of each kind, and a value if it is present.
@@ -87,11 +100,12 @@ pub(super) fn delivered_type(column: &ColumnChunkMetaData, data_type: &DataType)
 }
 
 impl Leaf {
-    /// Reads `pages` as `data_type`, a [`delivered_type`] of `column`.
+    /// Reads `pages` as `data_type`, a [`delivered_type`] of `column`; with `numbers_as_values`, numbers without a dictionary.
     pub(super) fn new(
         pages: Pages,
         column: &ColumnChunkMetaData,
         data_type: DataType,
+        numbers_as_values: bool,
     ) -> Result<Self, ParquetError> {
         let descriptor = column.column_descr();
         let prototype = Values::new(column.column_type())
@@ -102,6 +116,7 @@ impl Leaf {
             definition: descriptor.max_def_level().max(0) as u32,
             repetition: descriptor.max_rep_level().max(0) as u32,
             dictionary: None,
+            expands: numbers_as_values && !matches!(prototype, Values::Bytes(_)),
             prototype,
         })
     }
@@ -156,23 +171,88 @@ impl Leaf {
     /// Empty content for the values of `body`, with capacity for `count`.
     pub(super) fn content_for(&self, body: &Body, count: usize) -> Content {
         match body {
-            Body::Plain(_) => Content::Values(self.prototype.empty(count)),
-            Body::Keys(_) => Content::Keys(Vec::with_capacity(count)),
+            Body::Keys(_) if !self.expands => Content::Keys(Vec::with_capacity(count)),
+            _ => Content::Values(self.prototype.empty(count)),
         }
     }
 
-    /// Skips the next `count` values of `body`; `scratch` is working memory.
+    /// Whether the values of `body` can be appended to `content`.
+    pub(super) fn can_append(&self, content: &Content, body: &Body) -> bool {
+        match (content, body) {
+            (Content::Keys(_), Body::Keys(_)) | (Content::Values(_), Body::Plain(_)) => true,
+            (Content::Values(_), Body::Keys(_)) => self.expands,
+            (Content::Keys(_), Body::Plain(_)) => false,
+        }
+    }
+
+    /// Appends the next `count` values of `body` to `content`, if they [can be](Self::can_append).
+    pub(super) fn append(
+        &self,
+        content: &mut Content,
+        mut count: usize,
+        body: &mut Body,
+        scratch: &mut Scratch,
+    ) -> Result<(), ParquetError> {
+        match (content, body) {
+            (Content::Keys(keys), Body::Keys(stream)) => stream.take(count, keys),
+            (Content::Values(values), Body::Plain(input)) => values.take_plain(count, input),
+            (Content::Values(values), Body::Keys(stream)) if self.expands => {
+                while count > 0 {
+                    let block = count.min(EXPANDED_KEYS);
+                    scratch.keys.clear();
+                    stream.take(block, &mut scratch.keys)?;
+                    values.extend_from(self.dictionary()?, &scratch.keys)?;
+                    count -= block;
+                }
+                Ok(())
+            }
+            _ => Err(ParquetError::General("a page of another encoding within a batch".to_owned())),
+        }
+    }
+
+    /// Appends the next `count` values of `body` to `content` at the `present` places, which are equal in number. The
+    /// values of other places are unspecified.
+    pub(super) fn append_spread(
+        &self,
+        content: &mut Content,
+        count: usize,
+        present: &BitChunks<'_>,
+        body: &mut Body,
+        scratch: &mut Scratch,
+    ) -> Result<(), ParquetError> {
+        let Body::Keys(stream) = body else {
+            let start = content.len();
+            self.append(content, count, body, scratch)?;
+            content.spread(start, present);
+            return Ok(());
+        };
+        let Scratch { keys: packed, spread: places } = scratch;
+        packed.clear();
+        stream.take(count, packed)?;
+        match content {
+            Content::Keys(keys) => spread(packed, present, keys),
+            Content::Values(values) => {
+                places.clear();
+                spread(packed, present, places);
+                // The keys of other places are some of the others, or 0, which a dictionary with any value has.
+                values.extend_from(self.dictionary()?, places)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Skips the next `count` values of `body`.
     pub(super) fn skip_values(
         &self,
         body: &mut Body,
         count: usize,
-        scratch: &mut Vec<u32>,
+        scratch: &mut Scratch,
     ) -> Result<(), ParquetError> {
         match body {
             Body::Plain(input) => self.prototype.skip_plain(count, input),
-            Body::Keys(keys) => {
-                scratch.clear();
-                keys.take(count, scratch)
+            Body::Keys(stream) => {
+                scratch.keys.clear();
+                stream.take(count, &mut scratch.keys)
             }
         }
     }
@@ -199,22 +279,23 @@ impl Leaf {
             Content::Values(values) => values.into_array(nulls, &self.data_type),
             Content::Keys(keys) => {
                 let keys = UInt32Array::try_new(ScalarBuffer::from(keys), nulls)?;
-                let array = DictionaryArray::<UInt32Type>::try_new(keys, Arc::clone(self.dictionary()?))?;
+                let array =
+                    DictionaryArray::<UInt32Type>::try_new(keys, Arc::clone(&self.dictionary()?.array))?;
                 Ok(Arc::new(array))
             }
         }
     }
 
-    fn dictionary(&self) -> Result<&ArrayRef, ParquetError> {
+    fn dictionary(&self) -> Result<&Dictionary, ParquetError> {
         let missing = || ParquetError::General("dictionary keys without a dictionary".to_owned());
         self.dictionary.as_ref().ok_or_else(missing)
     }
 
-    fn dictionary_of(&self, mut bytes: Bytes, count: usize) -> Result<ArrayRef, ParquetError> {
+    fn dictionary_of(&self, mut bytes: Bytes, count: usize) -> Result<Dictionary, ParquetError> {
         // Every value has at least 4 bytes, which bounds the capacity.
         let mut values = self.prototype.empty(count.min(bytes.len() / 4));
         values.take_plain(count, &mut bytes)?;
-        values.into_array(None, &self.data_type)
+        values.into_array(None, &self.data_type).map(Dictionary::new)
     }
 
     fn open(&self, page: Page) -> Result<DataPage, ParquetError> {
@@ -283,11 +364,6 @@ impl DataPage {
 }
 
 impl Content {
-    /// Whether the values of `body` are of this kind.
-    pub(super) fn suits(&self, body: &Body) -> bool {
-        matches!((self, body), (Self::Keys(_), Body::Keys(_)) | (Self::Values(_), Body::Plain(_)))
-    }
-
     /// The number of values.
     pub(super) fn len(&self) -> usize {
         match self {
@@ -304,42 +380,12 @@ impl Content {
         }
     }
 
-    /// Appends the next `count` values of `body`, which must suit this content.
-    pub(super) fn take(&mut self, count: usize, body: &mut Body) -> Result<(), ParquetError> {
-        match (self, body) {
-            (Self::Keys(keys), Body::Keys(stream)) => stream.take(count, keys),
-            (Self::Values(values), Body::Plain(input)) => values.take_plain(count, input),
-            _ => Err(ParquetError::General("a page of another encoding within a batch".to_owned())),
-        }
-    }
-
     /// Appends `count` absent values.
     pub(super) fn extend_absent(&mut self, count: usize) {
         match self {
             Self::Keys(keys) => keys.resize(keys.len() + count, 0),
             Self::Values(values) => values.extend_absent(count),
         }
-    }
-
-    /// Appends the next `count` values of `body` at the `present` places, which are equal in number. The values of
-    /// other places are unspecified. `scratch` is working memory.
-    pub(super) fn take_spread(
-        &mut self,
-        count: usize,
-        present: &BitChunks<'_>,
-        body: &mut Body,
-        scratch: &mut Vec<u32>,
-    ) -> Result<(), ParquetError> {
-        if let (Self::Keys(keys), Body::Keys(stream)) = (&mut *self, &mut *body) {
-            scratch.clear();
-            stream.take(count, scratch)?;
-            spread(scratch, present, keys);
-            return Ok(());
-        }
-        let start = self.len();
-        self.take(count, body)?;
-        self.spread(start, present);
-        Ok(())
     }
 
     /// Moves the values after the first `start` to the `present` places. The values of other places are unspecified.

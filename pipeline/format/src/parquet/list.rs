@@ -17,7 +17,7 @@ use arrow_buffer::{BooleanBufferBuilder, NullBuffer, OffsetBuffer, ScalarBuffer}
 use arrow_schema::Field;
 use parquet::errors::ParquetError;
 
-use super::leaf::{Body, Content, DataPage, Leaf, ended_early};
+use super::leaf::{Body, Content, DataPage, Leaf, Scratch, ended_early};
 use super::meter::{Meter, Reserved};
 use super::values::Values;
 
@@ -27,12 +27,20 @@ const ENTRIES: usize = 2048;
 /// Entries whose levels are compared together.
 const STRIDE: usize = 16;
 
+/// The length from which a run of equal levels is not unpacked.
+const LONG_RUN: usize = 256;
+
+/// The most elements for which memory is allocated before they are read.
+const MOST_PLANNED: usize = 1 << 18;
+
 /// Reads one list column of one row group.
 pub(super) struct ListColumn {
     leaf: Leaf,
     page: DataPage,
     /// The definition level of an entry with an element, present or absent.
     element: u32,
+    /// The mean number of elements of a row.
+    mean: usize,
     /// The bytes after which a batch ends, with the row.
     batch_bytes: usize,
     meter: Arc<Meter>,
@@ -42,6 +50,17 @@ pub(super) struct ListColumn {
     next: usize,
     /// Working memory.
     keys: Vec<u32>,
+    scratch: Scratch,
+}
+
+/// What follows in a column.
+enum Following {
+    /// Entries whose levels are unpacked, at least one.
+    Entries,
+    /// So many values that continue a row.
+    Values(usize),
+    /// The end.
+    Nothing,
 }
 
 /// A batch under construction.
@@ -59,48 +78,67 @@ struct Lists {
 }
 
 impl ListColumn {
-    /// Reads `leaf`, in which entries of definition level `element` and more have an element, in batches of about
-    /// `batch_bytes` bytes. Longer rows use memory of `meter`.
-    pub(super) fn new(leaf: Leaf, element: u32, batch_bytes: usize, meter: &Arc<Meter>) -> Self {
+    /// Reads `leaf`, in which entries of definition level `element` and more have an element, and rows have `mean` of them, in
+    /// batches of about `batch_bytes` bytes. Longer rows use memory of `meter`.
+    pub(super) fn new(leaf: Leaf, element: u32, mean: usize, batch_bytes: usize, meter: &Arc<Meter>) -> Self {
         Self {
             leaf,
             page: DataPage::empty(),
             element,
+            mean,
             batch_bytes,
             meter: Arc::clone(meter),
             repetitions: Vec::new(),
             definitions: Vec::new(),
             next: 0,
             keys: Vec::new(),
+            scratch: Scratch::default(),
         }
     }
 
     /// Reads the next rows, at least one and at most `most`.
     pub(super) fn read(&mut self, most: usize) -> Result<ArrayRef, ParquetError> {
-        if !self.unpack()? {
-            return Err(ended_early());
+        let mut following = self.advance()?;
+        match following {
+            Following::Nothing => return Err(ended_early()),
+            Following::Entries if self.repetitions[self.next] == 0 => {}
+            Following::Entries | Following::Values(_) => {
+                return Err(ParquetError::General("the column starts within a row".to_owned()));
+            }
         }
-        if self.repetitions[self.next] != 0 {
-            return Err(ParquetError::General("the column starts within a row".to_owned()));
-        }
+        // Somewhat more than usual, so that vectors rarely grow, which copies them. The footer may exaggerate.
+        let usual = self.mean.saturating_add(self.mean / 8 + 1).saturating_mul(most);
+        let capacity = usual.min(self.batch_bytes / size_of::<u64>()).min(MOST_PLANNED);
         let mut lists = Lists {
             starts: Vec::with_capacity(most + 1),
             present: BooleanBufferBuilder::new(most),
-            element_present: BooleanBufferBuilder::new(most),
-            content: self.leaf.content_for(&self.page.body, most),
+            element_present: BooleanBufferBuilder::new(capacity),
+            content: self.leaf.content_for(&self.page.body, capacity),
             reserved: None,
         };
         let mut most = most;
-        while self.unpack()? {
-            let starts_row = self.repetitions[self.next] == 0;
-            if starts_row && (lists.starts.len() == most || !lists.content.suits(&self.page.body)) {
-                break;
+        loop {
+            match following {
+                Following::Nothing => break,
+                Following::Values(count) => {
+                    lists.element_present.append_n(count, true);
+                    self.append(&mut lists, count)?;
+                }
+                Following::Entries => {
+                    let is_full = || {
+                        lists.starts.len() == most || !self.leaf.can_append(&lists.content, &self.page.body)
+                    };
+                    if self.repetitions[self.next] == 0 && is_full() {
+                        break;
+                    }
+                    self.read_entries(&mut lists, most)?;
+                }
             }
-            self.read_entries(&mut lists, most)?;
             if lists.bytes() >= self.batch_bytes {
                 most = lists.starts.len();
                 self.reserve(&mut lists)?;
             }
+            following = self.advance()?;
         }
         self.finish(lists)
     }
@@ -108,33 +146,40 @@ impl ListColumn {
     /// Skips the next `rows` rows.
     pub(super) fn skip(&mut self, rows: usize) -> Result<(), ParquetError> {
         let mut started = 0;
-        while self.unpack()? {
-            let end = self.end_of_rows(rows, &mut started);
-            if end == self.next {
-                return Ok(());
-            }
-            let definitions = &self.definitions[self.next..end];
-            let present = definitions.iter().filter(|&&level| level == self.leaf.definition()).count();
-            self.leaf.skip_values(&mut self.page.body, present, &mut self.keys)?;
-            self.next = end;
+        loop {
+            let present = match self.advance()? {
+                Following::Nothing => break,
+                Following::Values(count) => count,
+                Following::Entries => {
+                    let end = self.end_of_rows(rows, &mut started);
+                    if end == self.next {
+                        return Ok(());
+                    }
+                    let definitions = &self.definitions[self.next..end];
+                    self.next = end;
+                    definitions.iter().filter(|&&level| level == self.leaf.definition()).count()
+                }
+            };
+            self.leaf.skip_values(&mut self.page.body, present, &mut self.scratch)?;
         }
         if started < rows { Err(ended_early()) } else { Ok(()) }
     }
 
-    /// Unpacks levels if all have been used. `false` at the end of the column.
-    fn unpack(&mut self) -> Result<bool, ParquetError> {
+    /// Looks at what follows. Unpacks levels if all have been used, up to a long run of values that continue a row, as a long
+    /// list has: that is one run of each level.
+    fn advance(&mut self) -> Result<Following, ParquetError> {
         if self.next < self.repetitions.len() {
-            return Ok(true);
+            return Ok(Following::Entries);
         }
         if self.page.entries == 0 {
             // Frees the page before the next one is decompressed.
             self.page = DataPage::empty();
             match self.leaf.next_page()? {
-                None => return Ok(false),
+                None => return Ok(Following::Nothing),
                 Some(page) => self.page = page,
             }
         }
-        let count = self.page.entries.min(ENTRIES);
+        let most = self.page.entries.min(ENTRIES);
         let (Some(repetitions), Some(definitions)) = (&mut self.page.repetitions, &mut self.page.definitions)
         else {
             return Err(ParquetError::General("a page of a list has no levels".to_owned()));
@@ -142,10 +187,29 @@ impl ListColumn {
         self.repetitions.clear();
         self.definitions.clear();
         self.next = 0;
-        repetitions.take(count, &mut self.repetitions)?;
+        let mut count = 0;
+        while count < most {
+            let (left, level) = repetitions.run()?;
+            if left >= LONG_RUN && level.is_some_and(|level| level > 0) {
+                if count > 0 {
+                    break;
+                }
+                let (present, level) = definitions.run()?;
+                if present >= LONG_RUN && level == Some(self.leaf.definition()) {
+                    let values = left.min(present).min(most);
+                    repetitions.skip_repeated(values);
+                    definitions.skip_repeated(values);
+                    self.page.entries -= values;
+                    return Ok(Following::Values(values));
+                }
+            }
+            let taken = left.min(most - count);
+            repetitions.take(taken, &mut self.repetitions)?;
+            count += taken;
+        }
         definitions.take(count, &mut self.definitions)?;
         self.page.entries -= count;
-        Ok(true)
+        Ok(Following::Entries)
     }
 
     /// The end of the unpacked entries that belong to the first `rows` rows, of which `started` have started so far.
@@ -167,7 +231,7 @@ impl ListColumn {
         let mut elements = lists.element_present.len();
         let mut present = 0;
         let mut entry = self.next;
-        // Where a list may go on with values alone, as most of a long one does.
+        // Where a list may continue with values alone, as most of a long one does.
         let mut may_run = true;
         while let (Some(&repetition), Some(&definition)) =
             (self.repetitions.get(entry), self.definitions.get(entry))
@@ -198,10 +262,15 @@ impl ListColumn {
             entry += 1;
         }
         self.next = entry;
-        if !lists.content.suits(&self.page.body) {
-            return self.read_expanded(lists, present);
+        self.append(lists, present)
+    }
+
+    /// Appends the next `count` values of the page to `lists`.
+    fn append(&mut self, lists: &mut Lists, count: usize) -> Result<(), ParquetError> {
+        if !self.leaf.can_append(&lists.content, &self.page.body) {
+            return self.append_expanded(lists, count);
         }
-        lists.content.take(present, &mut self.page.body)
+        self.leaf.append(&mut lists.content, count, &mut self.page.body, &mut self.scratch)
     }
 
     /// The number of entries from `start` on that continue a row with a value, rounded down to a multiple of [`STRIDE`].
@@ -220,7 +289,7 @@ impl ListColumn {
 
     /// Appends the next `count` values of the page to `lists`, where the encoding of the column changes within a row:
     /// all as values, without the dictionary.
-    fn read_expanded(&mut self, lists: &mut Lists, count: usize) -> Result<(), ParquetError> {
+    fn append_expanded(&mut self, lists: &mut Lists, count: usize) -> Result<(), ParquetError> {
         let mut values = match std::mem::replace(&mut lists.content, Content::Keys(Vec::new())) {
             Content::Values(values) => values,
             Content::Keys(keys) => self.expand(None, &keys)?,

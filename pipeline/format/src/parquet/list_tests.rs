@@ -41,7 +41,9 @@ fn written() -> impl Strategy<Value = Written> {
         1 => Just(None),
         6 => proptest::collection::vec(value.clone(), 0..6).prop_map(Some),
         1 => proptest::collection::vec(value, 0..300).prop_map(Some),
-        1 => proptest::collection::vec((0_u64..40).prop_map(Some), 0..300).prop_map(Some),
+        1 => proptest::collection::vec((0_u64..40).prop_map(Some), 0..600).prop_map(Some),
+        // In longer runs of levels than are read at a time.
+        1 => (0_u64..40, 0..6_000_usize).prop_map(|(value, count)| Some(vec![Some(value); count])),
         1 => (proptest::collection::vec((0_u64..40).prop_map(Some), 0..300), 0..300_usize).prop_map(|(mut row, at)| {
             // Absent in one place only.
             row.get_mut(at).into_iter().for_each(|value| *value = None);
@@ -110,13 +112,16 @@ fn reader(
     metadata: &ParquetMetaData,
     leaf: usize,
     (batch_bytes, memory): (usize, u64),
+    numbers_as_values: bool,
 ) -> ListColumn {
     let column = metadata.row_group(0).column(leaf);
     let data_type = if leaf == 1 { DataType::Utf8 } else { DataType::Int64 };
     let meter = Meter::new(memory);
     let pages = Pages::new(source, column, metadata.row_group(0).num_rows() as usize, None, &meter).unwrap();
-    let leaf = Leaf::new(pages, column, delivered_type(column, &data_type).unwrap()).unwrap();
-    ListColumn::new(leaf, column.column_descr().repeated_ancestor_def_level() as u32, batch_bytes, &meter)
+    let delivered = delivered_type(column, &data_type).unwrap();
+    let leaf = Leaf::new(pages, column, delivered, numbers_as_values).unwrap();
+    let element = column.column_descr().repeated_ancestor_def_level() as u32;
+    ListColumn::new(leaf, element, 3, batch_bytes, &meter)
 }
 
 /// The rows of an array of lists, values as text.
@@ -150,6 +155,7 @@ proptest! {
         skip in 0_usize..400,
         steps in proptest::collection::vec(1_usize..90, 1..6),
         batch_bytes in prop_oneof![Just(1_usize << 20), 1_usize..3000],
+        numbers_as_values: bool,
     ) {
         let table = table(&written);
         let bytes = file(&written, &table);
@@ -166,13 +172,16 @@ proptest! {
         for (leaf, expected) in expected.iter().enumerate() {
             let expected = rows(expected);
             let skip = skip.min(expected.len());
-            let mut lists = reader(&source, &metadata, leaf, (batch_bytes, 1 << 30));
+            let mut lists = reader(&source, &metadata, leaf, (batch_bytes, 1 << 30), numbers_as_values);
             lists.skip(skip).unwrap();
             let mut row = skip;
             for &step in steps.iter().cycle() {
                 if row == expected.len() { break }
                 let step = step.min(expected.len() - row);
-                let read = rows(&lists.read(step).unwrap());
+                let read = lists.read(step).unwrap();
+                let has_keys = read.as_list::<i32>().values().as_any_dictionary_opt().is_some();
+                prop_assert!(!(has_keys && numbers_as_values && leaf != 1));
+                let read = rows(&read);
                 prop_assert!((1..=step).contains(&read.len()));
                 prop_assert_eq!(&read[..], &expected[row..row + read.len()]);
                 row += read.len();
@@ -182,7 +191,11 @@ proptest! {
     }
 
     #[test]
-    fn damaged_pages_are_lists_or_an_error(written in written(), damage: Vec<(usize, u8)>) {
+    fn damaged_pages_are_lists_or_an_error(
+        written in written(),
+        damage: Vec<(usize, u8)>,
+        numbers_as_values: bool,
+    ) {
         let mut bytes = file(&written, &table(&written)).to_vec();
         let metadata = ParquetRecordBatchReaderBuilder::try_new(Bytes::from(bytes.clone())).unwrap();
         let metadata = Arc::clone(metadata.metadata());
@@ -193,7 +206,7 @@ proptest! {
         }
         let source = Arc::new(FetchedFile::new(vec![(0, bytes.into())]));
         for leaf in 0..3 {
-            let mut lists = reader(&source, &metadata, leaf, (1 << 16, 1 << 26));
+            let mut lists = reader(&source, &metadata, leaf, (1 << 16, 1 << 26), numbers_as_values);
             while let Ok(read) = guarded(|| lists.read(100)) {
                 prop_assert!((1..=100).contains(&read.len()));
             }
@@ -221,7 +234,7 @@ fn a_row_that_exceeds_the_memory_is_an_error_with_its_column() {
     assert!(bytes.len() < 1 << 20, "{} bytes", bytes.len());
     let metadata = ParquetRecordBatchReaderBuilder::try_new(bytes.clone()).unwrap();
     let source = Arc::new(FetchedFile::new(vec![(0, bytes)]));
-    let mut lists = reader(&source, metadata.metadata(), 0, (1 << 16, 16 << 20));
+    let mut lists = reader(&source, metadata.metadata(), 0, (1 << 16, 16 << 20), false);
     let error = lists.read(1).unwrap_err().to_string();
     assert!(error.contains("a row of column `numbers.list.element` needs"), "{error}");
 }

@@ -29,12 +29,22 @@ const SHOWN_TYPE_BYTES: usize = 1000;
 pub enum Plan {
     /// All columns, unchanged.
     All,
-    /// The columns of a projection, and their leaves, ascending.
-    Columns(Vec<Planned>, Vec<usize>),
+    /// The columns of a projection.
+    Columns(PlannedColumns),
+}
+
+/// The columns of a projection in a file.
+#[derive(Clone, Debug)]
+pub struct PlannedColumns {
+    pub(super) columns: Vec<Planned>,
+    /// Their leaves, ascending.
+    leaves: Vec<usize>,
+    /// As [`Projection::numbers_as_values`].
+    pub(super) numbers_as_values: bool,
 }
 
 #[derive(Clone, Debug)]
-pub struct Planned {
+pub(super) struct Planned {
     pub(super) name: String,
     pub(super) wrap: bool,
     /// Its location in the file, unless the file lacks it.
@@ -57,8 +67,13 @@ impl Plan {
     pub(super) fn reads(&self, leaf: usize) -> bool {
         match self {
             Self::All => true,
-            Self::Columns(_, leaves) => leaves.binary_search(&leaf).is_ok(),
+            Self::Columns(planned) => planned.leaves.binary_search(&leaf).is_ok(),
         }
+    }
+
+    /// Whether numbers that are keys of a dictionary are delivered as values.
+    pub(super) fn numbers_as_values(&self) -> bool {
+        matches!(self, Self::Columns(PlannedColumns { numbers_as_values: true, .. }))
     }
 }
 
@@ -86,7 +101,8 @@ impl ParquetFile {
         let found = columns.iter().filter_map(|column| column.found.as_ref());
         let mut leaves: Vec<usize> = found.flat_map(|found| found.leaves.iter().copied()).collect();
         leaves.sort_unstable();
-        Ok(Plan::Columns(columns, leaves))
+        let numbers_as_values = projection.numbers_as_values;
+        Ok(Plan::Columns(PlannedColumns { columns, leaves, numbers_as_values }))
     }
 
     /// Reads all columns, unchanged.

@@ -166,7 +166,7 @@ impl ParquetFile {
         let metadata = self.footer.plain.metadata().row_group(group);
         let columns = match plan {
             Plan::All => &[],
-            Plan::Columns(columns, _) => &columns[..],
+            Plan::Columns(planned) => &planned.columns[..],
         };
         columns.iter().filter_map(move |column| {
             let found = column.found.as_ref()?;

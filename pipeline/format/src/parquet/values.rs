@@ -29,6 +29,21 @@ pub(super) struct Texts {
     data: Vec<u8>,
 }
 
+/// The values of a dictionary.
+pub(super) struct Dictionary {
+    pub(super) array: ArrayRef,
+    /// Those of numbers, as words of their width.
+    words: Buffer,
+}
+
+impl Dictionary {
+    pub(super) fn new(array: ArrayRef) -> Self {
+        let is_numeric = array.data_type().is_primitive();
+        let words = if is_numeric { array.to_data().buffers()[0].clone() } else { Buffer::from(&[]) };
+        Self { array, words }
+    }
+}
+
 impl Values {
     /// An empty vector; `None` for an unsupported physical type.
     pub(super) fn new(physical: Physical) -> Option<Self> {
@@ -46,6 +61,15 @@ impl Values {
             Self::Words(_) => Self::Words(Vec::with_capacity(rows)),
             Self::LongWords(_) => Self::LongWords(Vec::with_capacity(rows)),
             Self::Bytes(_) => Self::Bytes(Texts { ends: Vec::with_capacity(rows), data: Vec::new() }),
+        }
+    }
+
+    /// The bytes of a value of the physical type, if all have as many.
+    pub(super) fn width(physical: Physical) -> Option<u64> {
+        match physical {
+            Physical::INT32 | Physical::FLOAT => Some(4),
+            Physical::INT64 | Physical::DOUBLE => Some(8),
+            _ => None,
         }
     }
 
@@ -96,7 +120,7 @@ impl Values {
     }
 
     /// The bytes of the values at `keys` of `dictionary`, which has the same physical type.
-    pub(super) fn bytes_of(&self, dictionary: &ArrayRef, keys: &[u32]) -> Result<u64, ParquetError> {
+    pub(super) fn bytes_of(&self, dictionary: &Dictionary, keys: &[u32]) -> Result<u64, ParquetError> {
         check_keys(dictionary, keys)?;
         let width = match self {
             Self::Words(_) => 4,
@@ -111,11 +135,11 @@ impl Values {
     }
 
     /// Appends the values at `keys` of `dictionary`, which has the same physical type.
-    pub(super) fn extend_from(&mut self, dictionary: &ArrayRef, keys: &[u32]) -> Result<(), ParquetError> {
+    pub(super) fn extend_from(&mut self, dictionary: &Dictionary, keys: &[u32]) -> Result<(), ParquetError> {
         check_keys(dictionary, keys)?;
         match self {
-            Self::Words(values) => gather(values, dictionary, keys),
-            Self::LongWords(values) => gather(values, dictionary, keys),
+            Self::Words(values) => gather(values, dictionary.words.typed_data(), keys),
+            Self::LongWords(values) => gather(values, dictionary.words.typed_data(), keys),
             Self::Bytes(texts) => {
                 let dictionary = texts_of(dictionary)?;
                 for &key in keys {
@@ -251,24 +275,24 @@ fn fixed<T, const N: usize>(
     Ok(())
 }
 
-fn check_keys(dictionary: &ArrayRef, keys: &[u32]) -> Result<(), ParquetError> {
-    if keys.iter().all(|&key| (key as usize) < dictionary.len()) {
+fn check_keys(Dictionary { array: dictionary, .. }: &Dictionary, keys: &[u32]) -> Result<(), ParquetError> {
+    // Without an early exit, so that keys are compared in vectors.
+    let largest = keys.iter().fold(0, |largest, &key| key.max(largest));
+    if keys.is_empty() || (largest as usize) < dictionary.len() {
         return Ok(());
     }
     let values = dictionary.len();
     Err(ParquetError::General(format!("a key is out of range for a dictionary of {values} values")))
 }
 
-fn texts_of(dictionary: &ArrayRef) -> Result<&BinaryArray, ParquetError> {
+fn texts_of(dictionary: &Dictionary) -> Result<&BinaryArray, ParquetError> {
     let other = || ParquetError::General("the dictionary has another type".to_owned());
-    dictionary.as_binary_opt::<i32>().ok_or_else(other)
+    dictionary.array.as_binary_opt::<i32>().ok_or_else(other)
 }
 
-/// Appends `dictionary[key]` for each key. All keys must be in range, and the dictionary's values have the width of `T`.
-fn gather<T: ArrowNativeType>(values: &mut Vec<T>, dictionary: &ArrayRef, keys: &[u32]) {
-    let data = dictionary.to_data();
-    let of: &[T] = data.buffer(0);
-    values.extend(keys.iter().map(|&key| of[key as usize]));
+/// Appends `dictionary[key]` for each key. All keys must be in range.
+fn gather<T: ArrowNativeType>(values: &mut Vec<T>, dictionary: &[T], keys: &[u32]) {
+    values.extend(keys.iter().map(|&key| dictionary[key as usize]));
 }
 
 /// An array of `data_type`, whose values have the width of `T`.

@@ -480,6 +480,7 @@ fn the_schema_has_the_columns_in_their_order() {
         spec.column = name.into();
     }
     let transform = Transform::of_columns(&specs, None, &[]).unwrap();
+    assert!(transform.projection().numbers_as_values, "values are needed once");
     let columns: Vec<(&str, bool)> =
         transform.projection().columns.iter().map(|column| (column.name.as_str(), column.multi)).collect();
     assert_eq!(columns, [("i", true), ("l", false), ("t", true), ("u", false)]);

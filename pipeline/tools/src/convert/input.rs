@@ -371,5 +371,5 @@ impl Groups {
 
 fn projection(columns: &[OutputColumn]) -> Projection {
     let column = |column: &OutputColumn| ProjectedColumn { name: column.source.clone(), multi: column.multi };
-    Projection { columns: columns.iter().map(column).collect() }
+    Projection { columns: columns.iter().map(column).collect(), ..Projection::default() }
 }

@@ -44,7 +44,7 @@ fn read(directory: &Path, pattern: &str, columns: &[String]) -> Vec<Vec<ArrayRef
     let runtime = Runtime::new().unwrap();
     let dataset = runtime.block_on(Dataset::open(&[pattern.to_owned()], directory, None)).unwrap();
     let projected = |name: &String| ProjectedColumn { name: name.clone(), multi: false };
-    let projection = Projection { columns: columns.iter().map(projected).collect() };
+    let projection = Projection { columns: columns.iter().map(projected).collect(), ..Projection::default() };
     let bad = BadRecords::new(OnBadRecord::Fail);
     let mut chunks = Vec::new();
     for split in 0..dataset.splits().len() {

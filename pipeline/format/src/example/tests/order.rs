@@ -107,7 +107,7 @@ fn shuffled_records() -> impl Strategy<Value = (Projection, Vec<Vec<u8>>)> {
             let entries = present.chain(again).map(|(column, kind)| entry_of(&names[column], kind, &change));
             record_of(entries.collect(), &oddity)
         });
-        (Just(Projection { columns }), vec(record, 1..40))
+        (Just(Projection { columns, ..Projection::default() }), vec(record, 1..40))
     })
 }
 
@@ -185,7 +185,7 @@ fn cell(row: u64, column: u64) -> Cells {
 fn every_writers_order_is_decoded_without_the_general_path() {
     let wanted = (0..FEATURES).filter(|column| column % 5 < 4);
     let columns = wanted.map(|column| ProjectedColumn { name: written_name(column), multi: column == 3 });
-    let projection = Projection { columns: columns.collect() };
+    let projection = Projection { columns: columns.collect(), ..Projection::default() };
     for writer in [Writer::Cpp, Writer::Java, Writer::Python] {
         let (mut fast, mut general) = (ExampleColumns::new(&projection), ExampleColumns::new(&projection));
         let mut learned = 0;
