@@ -4,6 +4,8 @@
 //! hand-off follows [`FromHost::Attached`] and [`FromHost::EvalRing`]. The schema of a ring travels with the message, and the
 //! ring has its fingerprint, so a rank needs to know nothing before.
 
+use std::net::IpAddr;
+
 use millstream_batch::BatchSchema;
 use serde::{Deserialize, Serialize};
 
@@ -44,6 +46,12 @@ pub struct ShardRequest {
     /// A machine that all can reach, by name or address: the one of rank 0, if it is known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub toward: Option<String>,
+    /// The only address at which the other machines reach this one; found by the host if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub address: Option<IpAddr>,
+    /// The first and the last port at which the host may listen; chosen by the system if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ports: Option<(u16, u16)>,
 }
 
 /// From a rank to the host, after [`Attach`].

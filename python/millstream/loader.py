@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import collections
+import contextlib
+import ipaddress
 import itertools
 import json
 import os
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -17,6 +20,9 @@ _TAILS = ("partial", "pad", "drop")
 
 # How long a host that is about to end may take to free its address.
 _CONNECT_SECONDS = 30.0
+
+# The most characters of an error that the ranks of other machines receive.
+_ERROR_LENGTH = 300
 
 # By program: loaders that one rank makes for itself do not count for the others.
 _numbers: dict[str, Iterator[int]] = collections.defaultdict(itertools.count)
@@ -58,7 +64,10 @@ class _Rank(NamedTuple):
 
     rank: int
     identity: str
+    # How the other machines reach its host, as JSON, if it reads a shard.
     meeting: str | None
+    # What it cannot do, if it has failed, and why.
+    error: str | None = None
 
 
 class Views(Mapping[str, Any]):
@@ -198,7 +207,9 @@ class Loader:
     With `shard`, every machine reads only its share of the training data. An epoch then ends when the machine with the most
     rows has no more, and its last batches have few rows or none on others, so `tail` is "pad". The machines connect to each
     other over TCP, once the ranks have exchanged their addresses: by PyTorch or JAX where these connect their processes, and
-    otherwise by `gather`, a function that takes a string and returns those of all ranks, such as `allgather` of mpi4py.
+    otherwise by `gather`, a function that takes a string and returns those of all ranks, such as `allgather` of mpi4py. The
+    environment variables `MILLSTREAM_SHARD_PORTS` and `MILLSTREAM_SHARD_ADDRESS` set at which ports and address this one
+    is reached.
 
     The host is the daemon of this machine, if one listens; otherwise a process that the first rank starts. `socket` is the
     path of the daemon's socket for feeds, or "none" for a process; see `millstream.daemon`.
@@ -329,7 +340,9 @@ class Loader:
 
         A short last batch is padded unless `tail` is "partial".
         """
-        evaluation = self._attached().evaluate(name)
+        client = self._attached()
+        with self._failure_shared(f"evaluate {name!r}"):
+            evaluation = client.evaluate(name)
         self._check_machines(evaluation.identity)
         reader = self._read(evaluation, self._tail != "partial")
         try:
@@ -394,7 +407,8 @@ class Loader:
                 "Use it there, and set num_workers=0; it reads ahead by itself"
             )
         if self._client is None:
-            self._client = self._attach()
+            with self._failure_shared("attach to the feed"):
+                self._client = self._attach()
             try:
                 self._prepare(self._client)
             except BaseException:
@@ -405,9 +419,10 @@ class Loader:
     def _prepare(self, client: _native.Client) -> None:
         columns = enumerate(client.columns)
         self._columns = {name: Column(kind, dtype, shape, place) for place, (name, kind, dtype, shape) in columns}
-        if self._mask in self._columns:
-            raise _native.SpecError(f"mask={self._mask!r}: the feed has a column with that name; choose another")
-        self._check_columns(self._columns)
+        with self._failure_shared("use the columns"):
+            if self._mask in self._columns:
+                raise _native.SpecError(f"mask={self._mask!r}: the feed has a column with that name; choose another")
+            self._check_columns(self._columns)
         ranks = self._check_machines(client.identity, client.meeting)
         if self._shard:
             self._meet(client, ranks)
@@ -420,11 +435,13 @@ class Loader:
         """
         if self._local_world == self._world:
             return None
-        mine = json.dumps(_Rank(self._rank, identity, meeting))
-        found = self._gathered(mine) if self._gather is None else self._gather(mine)
-        if found is None:
+        all_ranks = self._exchange(_Rank(self._rank, identity, meeting))
+        if all_ranks is None:
             return None
-        all_ranks = [_Rank(*json.loads(rank)) for rank in found]
+        # One may have failed because of another.
+        failed = {of.error: of.rank for of in reversed(all_ranks) if of.error is not None}
+        if failed:
+            raise _native.FeedError("; ".join(f"rank {rank} {error}" for error, rank in failed.items()))
         if without := [of.rank for of in all_ranks if of.meeting is None and any(other.meeting for other in all_ranks)]:
             raise _native.FeedError(
                 f"rank {without[0]} does not read a shard, as others do: pass shard=True to all loaders, and upgrade its daemon if "
@@ -455,6 +472,27 @@ class Loader:
         found = [{"ranks": of_machine, "meeting": json.loads(meeting)} for meeting, of_machine in machines.items()]
         client.meet(json.dumps(found))
 
+    @contextlib.contextmanager
+    def _failure_shared(self, what: str) -> Iterator[None]:
+        """If this rank cannot do `what`, those of other machines, which wait for it, get its exception."""
+        try:
+            yield
+        except _native.RankLost:
+            # A rank that is gone takes part in no exchange, and frameworks notice its end on all machines.
+            raise
+        except Exception as error:
+            if self._local_world < self._world:
+                # The exception is what matters here, whether or not the others can be reached.
+                with contextlib.suppress(Exception):
+                    self._exchange(_Rank(self._rank, "", None, f"cannot {what}: {error}"[:_ERROR_LENGTH]))
+            raise
+
+    def _exchange(self, mine: _Rank) -> list[_Rank] | None:
+        """What all ranks say of themselves, if they are connected."""
+        text = json.dumps(mine)
+        found = self._gathered(text) if self._gather is None else self._gather(text)
+        return None if found is None else [_Rank(*json.loads(rank)) for rank in found]
+
     def _gathered(self, text: str) -> Sequence[str] | None:
         """The texts of all ranks, if the framework connects them."""
         return None
@@ -465,8 +503,7 @@ class Loader:
     def _attach(self) -> _native.Client:
         state = None if self._state is None else json.dumps(self._state)
         ranks = (self._rank, self._world, self._local_world)
-        # The address that a machine uses for that of rank 0 is likely to be one that all can reach.
-        shard = os.environ.get("MASTER_ADDR", "") if self._shard else None
+        shard = json.dumps(_shard_request()) if self._shard else None
         deadline = time.monotonic() + _CONNECT_SECONDS
         while True:
             process = None
@@ -503,6 +540,30 @@ class Loader:
             "a loader cannot be sent to another process: pass the Feed and make the loader there, "
             "or set num_workers=0; it reads ahead by itself"
         )
+
+
+def _shard_request() -> dict[str, Any]:
+    """How machines that read shards reach this one, as the environment says."""
+    request: dict[str, Any] = {}
+    # The address that a machine uses for that of rank 0 is likely to be one that all can reach.
+    coordinator = os.environ.get("JAX_COORDINATOR_ADDRESS", "").rpartition(":")[0]
+    if toward := os.environ.get("MASTER_ADDR") or coordinator.strip("[]"):
+        request["toward"] = toward
+    if address := os.environ.get("MILLSTREAM_SHARD_ADDRESS"):
+        try:
+            parsed = ipaddress.ip_address(address)
+        except ValueError:
+            parsed = None
+        if parsed is None or getattr(parsed, "scope_id", None) or parsed.is_unspecified or parsed.is_multicast:
+            raise ValueError(f"MILLSTREAM_SHARD_ADDRESS={address}: not an address of one machine, such as 10.0.0.7")
+        request["address"] = str(parsed)
+    if ports := os.environ.get("MILLSTREAM_SHARD_PORTS"):
+        found = re.fullmatch(r"(\d{1,5})(?:-(\d{1,5}))?", ports)
+        first, last = (int(port) for port in (found[1], found[2] or found[1])) if found else (0, 0)
+        if not 1024 <= first <= last < 1 << 16:
+            raise ValueError(f"MILLSTREAM_SHARD_PORTS={ports}: not a port such as 7430, or a range such as 7430-7439, from 1024 on")
+        request["ports"] = [first, last]
+    return request
 
 
 def _program(world: int) -> str:

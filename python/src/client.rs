@@ -75,8 +75,8 @@ pub(crate) struct Position {
 #[pymethods]
 impl Client {
     /// Connects to the host of `program` and attaches to `feed`, when all ranks of this machine do. `run` is the number of the
-    /// feed. `ranks` is rank, world and local world. `state` is JSON. `shard` is set if each of several machines reads a shard: the
-    /// name of a machine that all can reach, or empty.
+    /// feed. `ranks` is rank, world and local world. `state` is JSON. `shard` is set if each of several machines reads a shard: a
+    /// `ShardRequest` as JSON.
     #[staticmethod]
     fn attach(
         py: Python<'_>,
@@ -387,8 +387,9 @@ fn attach(
     let state = state.map(serde_json::from_str).transpose();
     let state = state.map_err(|error| PyValueError::new_err(format!("not a state of a feed: {error}")))?;
     let (rank, world, local_world) = ranks;
-    let toward = |name: &str| Some(name.to_owned()).filter(|name| !name.is_empty());
-    let shard = shard.map(|name| ShardRequest { toward: toward(name) });
+    let shard: Result<Option<ShardRequest>, _> = shard.map(serde_json::from_str).transpose();
+    let shard =
+        shard.map_err(|error| PyValueError::new_err(format!("not a request for a shard: {error}")))?;
     Ok(Attach { version: VERSION, feed, run, rank, world, local_world, state, shard })
 }
 

@@ -21,11 +21,11 @@ def millstream(*arguments, expect: int = 0):
     return done.stderr if expect else json.loads(done.stdout)
 
 
-def ranks(of, world, see, tail="pad", local_world=None, shard=False, state=None):
+def ranks(of, world, see, tail="pad", local_world=None, shard=False, gathered=False, state=None):
     """Runs `see(loader)` for each rank of the feed `of` in a thread, from `state` on; returns the results by rank.
 
     With `local_world`, so many consecutive ranks are on one machine, and share a host; the last one may have fewer. With
-    `shard`, each machine reads a share of the data.
+    `shard`, each machine reads a share of the data. Ranks are connected then, and if `gathered`.
     """
     import millstream as ms
 
@@ -49,7 +49,7 @@ def ranks(of, world, see, tail="pad", local_world=None, shard=False, state=None)
     def loader_of(rank):
         machine = rank // local_world
         here = min(local_world, world - machine * local_world)
-        more = {"shard": True, "gather": gather_of(rank)} if shard else {}
+        more = {"shard": shard, "gather": gather_of(rank)} if shard or gathered else {}
         return ms.Loader(of, rank=rank, world=world, local_world=here, tail=tail, run=f"{run} {machine}", **more)
 
     loaders = [loader_of(rank) for rank in range(world)]

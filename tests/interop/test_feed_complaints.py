@@ -8,7 +8,7 @@ Tests without a file are in this one; `frameworks` is tests/frameworks.
 | Bus error, small /dev/shm (pytorch 5040) | test_a_small_dev_shm_is_enough |
 | orphans hold memory (pytorch 5736, 8805) | test_killed_programs_with_children_leave_no_memory, test_killed_ranks_with_children_leave_no_memory |
 | rows repeat per worker (pytorch 30599, datasets 3423, tfrecord 78) | frameworks/test_torch.py: test_workers_of_a_dataloader_are_refused_with_advice; test_feeds.py: test_a_forked_child_is_refused_and_harms_nothing |
-| uneven ranks hang (pytorch 141069, torchrec 3132, litData 233) | test_uneven_rows_do_not_hang_ranks |
+| uneven ranks hang (pytorch 141069, torchrec 3132, litData 233) | test_uneven_rows_do_not_hang_ranks; test_feed_shards.py: test_machines_take_equal_steps_and_read_each_file_once |
 | resume loses the buffer, repeats a row (datasets 7901, 8408) | test_a_state_of_any_batch_continues_with_equal_bytes |
 | second resume starts over (datasets 8308, KempnerForge 57, accelerate 2016) | test_many_resumes_in_one_epoch_lose_and_repeat_nothing; frameworks/test_resumes.py: test_accelerate_resumes_in_the_third_epoch |
 | resume replays for hours (accelerate 2859, datasets 5454) | test_a_resume_does_not_read_the_past_again; bench/feed.py measures the time to the first batch |
@@ -41,7 +41,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import millstream as ms
-from support import host, hosts, memory, ranks
+from support import host, memory, ranks
 
 
 def write(directory, rows, files=1, width=1):
@@ -73,37 +73,6 @@ def test_uneven_rows_do_not_hang_ranks(tmp_path):
             assert sorted(row for taken in seen for step in taken for row in step) == list(range(1_001))
         dropped = ranks(of, world, lambda loader: [len(batch["number"]) for batch in loader], tail="drop")
         assert dropped == [[12] * (steps - 1)] * world
-
-
-def test_machines_with_shards_take_equal_steps_and_read_each_file_once(tmp_path):
-    """The same where each machine reads a share of the files, and what that is for."""
-    train = write(tmp_path, 1_001, files=13)
-    for world, local_world in ((2, 1), (6, 2), (5, 2)):
-        of = feed(train, batch_size=12 * world)
-        seen = ranks(of, world, lambda loader: [(batch["number"][batch.mask].tolist(), batch.state_dict()) for batch in loader],
-                     local_world=local_world, shard=True)  # fmt: skip
-        assert len({len(taken) for taken in seen}) == 1
-        numbers = [[step for step, _ in taken] for taken in seen]
-        assert sorted(row for taken in numbers for step in taken for row in step) == list(range(1_001))
-        # From any state on, with or without shards.
-        done = len(numbers[0]) // 2
-        left = sorted(row for taken in numbers for step in taken[done:] for row in step)
-        for more in ({"local_world": local_world, "shard": True}, {}):
-            rest = ranks(of, world, rows, state=seen[0][done - 1][1], **more)
-            assert sorted(row for taken in rest for step in taken for row in step) == left
-
-    large = tmp_path / "large"
-    large.mkdir()
-    train, stored = write(large, 20_000, files=8, width=512), 20_000 * 512 * 4
-
-    def read_bytes(shard):
-        before = set(hosts())
-        ranks(feed(train, batch_size=200), 2, rows, local_world=1, shard=shard)
-        # They live for some seconds more.
-        files = [pathlib.Path(f"/proc/{pid}/io") for pid in set(hosts()) - before]
-        return sum(int(file.read_text().split()[1]) for file in files)
-
-    assert read_bytes(True) < 1.5 * stored < 1.9 * stored < read_bytes(False)
 
 
 def test_rows_are_not_repeated_to_divide_evenly(tmp_path):

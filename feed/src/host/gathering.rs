@@ -85,6 +85,11 @@ fn fits(members: &[Member], member: &Member) -> Result<(), String> {
     if one.shard.is_some() != other.shard.is_some() {
         return Err(format!("of rank {rank} and rank {of_first}, only one asks for a shard of the data"));
     }
+    if one.shard != other.shard {
+        return Err(format!(
+            "rank {rank} and rank {of_first} differ in MASTER_ADDR, MILLSTREAM_SHARD_ADDRESS or MILLSTREAM_SHARD_PORTS"
+        ));
+    }
     if one.state != other.state {
         return Err(format!("rank {rank} resumes from another state than rank {of_first}"));
     }

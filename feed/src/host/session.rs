@@ -109,7 +109,7 @@ impl Session {
         let listed = host.0.feeds.add((access.user(), &first.attach.run), ranks, memory);
         let Shared { stores, runtime, .. } = &*host.0;
         let runs = Runs::new(world, &here).ok_or_else(|| Error::Failed("no such ranks".to_owned()))?;
-        let waiting = shard.map(|shard| Waiting::open(shard.toward.as_deref())).transpose()?;
+        let waiting = shard.as_ref().map(Waiting::open).transpose()?;
         let meeting = waiting.as_ref().map(Waiting::meeting);
         let opened = OpenedFeed::open(spec, (&runs, meeting), state.as_ref(), &access, (stores, runtime))?;
         let (rings, hand_offs) = opened.create_rings()?;

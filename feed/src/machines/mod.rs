@@ -2,7 +2,7 @@
 //!
 //! Only the ranks know each other, so they introduce their hosts:
 //!
-//! 1. A host listens at a port that the system chooses. Its ranks get a [`Meeting`]: how it can be reached, and a random token.
+//! 1. A host listens at a port, of those that its ranks allow. They get a [`Meeting`]: how it can be reached, and a random token.
 //! 2. The ranks exchange the meetings through their framework, and send their host the list of all ([`Machine`]).
 //! 3. The hosts connect to each other: each to those before it in the list. A [`handshake`] proves at both ends the knowledge of
 //!    all tokens.
@@ -18,7 +18,7 @@ mod link;
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::net::{IpAddr, Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
@@ -33,6 +33,7 @@ use sha2::{Digest, Sha512};
 use crate::Error;
 use crate::death;
 use crate::error::named;
+use crate::protocol::ShardRequest;
 use crate::state::hex;
 use handshake::{Greeting, Secret};
 use link::{Link, Timing};
@@ -51,6 +52,10 @@ const MAX_MACHINES: usize = 1024;
 
 /// The most addresses of a machine.
 const MAX_ADDRESSES: usize = 16;
+
+/// Advice for machines that do not reach each other.
+const MUST_CONNECT: &str = "machines that read shards must be able to connect to each other over TCP, at the ports of \
+    MILLSTREAM_SHARD_PORTS, and at any port without it; MILLSTREAM_SHARD_ADDRESS sets the address at which a machine is reached";
 
 /// Bytes of a token.
 const TOKEN_BYTES: usize = 32;
@@ -135,17 +140,22 @@ impl Drop for OtherHosts {
 }
 
 impl Waiting {
-    /// Listens. `toward` names a machine that all can reach, such as that of rank 0: the address that is used for it comes first.
+    /// Listens, as a rank asks.
     ///
     /// # Errors
-    /// The system has no port or no random bytes.
-    pub(crate) fn open(toward: Option<&str>) -> Result<Self, Error> {
-        // A system may have no IPv6.
-        let listener =
-            addresses::listen_on_all().or_else(|_| TcpListener::bind((Ipv4Addr::UNSPECIFIED, 0)))?;
+    /// No port is free, or the system has no random bytes.
+    pub(crate) fn open(request: &ShardRequest) -> Result<Self, Error> {
+        let listener = match request.ports {
+            None => addresses::listen(0)?,
+            Some(ports) => addresses::listen_at_one_of(ports).map_err(Error::Failed)?,
+        };
+        let addresses = match request.address {
+            Some(address) => vec![address],
+            None => addresses::of_this_machine(request.toward.as_deref()),
+        };
         let port = listener.local_addr()?.port();
         let token = hex(&handshake::random::<TOKEN_BYTES>()?);
-        Ok(Self { listener, meeting: Meeting { addresses: addresses::of_this_machine(toward), port, token } })
+        Ok(Self { listener, meeting: Meeting { addresses, port, token } })
     }
 
     /// How to reach it.
@@ -292,8 +302,7 @@ impl Connecting<'_> {
             }
             if Instant::now() > deadline {
                 return Err(Error::Failed(format!(
-                    "the machine of {} cannot be reached at {}; machines that read shards must be able to connect to each \
-                     other over TCP, at any port",
+                    "the machine of {} cannot be reached at {}; {MUST_CONNECT}",
                     named(ranks),
                     problems.join(", ")
                 )));
@@ -324,8 +333,7 @@ impl Connecting<'_> {
                 if Instant::now() > deadline {
                     let others = if missing.len() > 1 { " and others" } else { "" };
                     return Err(Error::Failed(format!(
-                        "the machine of {}{others} has not connected to this one, at {:?}, in time; machines that read shards \
-                         must be able to connect to each other over TCP, at any port",
+                        "the machine of {}{others} has not connected to this one, at {:?}, in time; {MUST_CONNECT}",
                         named(&self.machines[first].ranks),
                         self.waiting.meeting
                     )));

@@ -31,7 +31,8 @@ fn meet_one(host: &Waiting, machines: Vec<Machine>, lanes: u32, limit: Duration)
 }
 
 fn open(count: usize) -> Vec<Waiting> {
-    (0..count).map(|_| Waiting::open(Some("localhost")).unwrap()).collect()
+    let request = ShardRequest { toward: Some("localhost".to_owned()), ..ShardRequest::default() };
+    (0..count).map(|_| Waiting::open(&request).unwrap()).collect()
 }
 
 fn machines(hosts: &[Waiting]) -> Vec<Machine> {

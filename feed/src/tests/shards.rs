@@ -43,7 +43,7 @@ impl<'a> Machines<'a> {
             world: self.world(),
             local_world: self.ranks[machine].len() as u32,
             state: self.state.cloned(),
-            shard: Some(ShardRequest { toward: Some("localhost".to_owned()) }),
+            shard: Some(ShardRequest { toward: Some("localhost".to_owned()), ..ShardRequest::default() }),
         });
         let meeting = client.as_ref().ok().and_then(|client| client.attached().meeting.clone());
         self.met.lock().unwrap().push((rank, meeting));

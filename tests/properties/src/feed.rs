@@ -56,7 +56,9 @@ fn parse(text: &str) {
 pub fn seeds() -> Vec<Vec<u8>> {
     let state = FeedState::new(&[1, 2, 3], &Files::of(&[]));
     let (feed, run) = (FEED.to_owned(), "run".to_owned());
-    let (state, shard) = (Some(state), Some(ShardRequest { toward: Some("host".to_owned()) }));
+    let address = Some([127, 0, 0, 1].into());
+    let shard = ShardRequest { toward: Some("host".to_owned()), address, ports: Some((7430, 7439)) };
+    let (state, shard) = (Some(state), Some(shard));
     let attach = Attach { version: VERSION, feed, run, rank: 1, world: 2, local_world: 2, state, shard };
     vec![FEED.as_bytes().to_vec(), serde_json::to_vec(&attach).unwrap()]
 }
