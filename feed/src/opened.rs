@@ -72,7 +72,13 @@ impl OpenedFeed {
         let rows = dataset.rows().filter(|_| spec.sequences.is_none());
         let schema = source.schema();
         let train = source.chunks(dataset)?;
-        let plan = IngestPlan::feeding(&spec.data, spec.seed, schema, (train, None))?;
+        let memory_budget_bytes = match meeting {
+            // Which lanes this host reads shows when it has met the others.
+            Some(_) => u64::MAX,
+            None => spec.data.memory_budget_bytes,
+        };
+        let data = DataSpec { memory_budget_bytes, ..spec.data.clone() };
+        let plan = IngestPlan::feeding(&data, spec.seed, schema, (train, None))?;
         let plan = plan.with_runs(runs.clone())?;
         if meeting.is_some() {
             plan.check_shardable()?;
@@ -98,19 +104,24 @@ impl OpenedFeed {
     /// Starts to fill the `rings` with the rows of all data, or with those of a shard, among the hosts of the others.
     ///
     /// # Errors
-    /// The system refuses threads, or the data is too little for so many shards.
+    /// The system refuses threads, or as for [`OpenedFeed::check`].
     pub fn start(
         &self,
         rings: Vec<Producer>,
         shard: Option<(Arc<dyn Peers>, Shards)>,
     ) -> Result<IngestHandle, Error> {
-        let (plan, position) = (self.plan.clone(), self.position.clone());
+        let position = self.position.clone();
         Ok(match shard {
-            None => ingest::start(plan, position, rings)?,
+            None => ingest::start(self.plan.clone(), position, rings)?,
             Some((peers, shards)) => {
-                ingest::start_among(Some(peers), plan.with_shards(shards)?, position, rings)?
+                ingest::start_among(Some(peers), self.sharded(shards)?, position, rings)?
             }
         })
+    }
+
+    /// The plan for a shard.
+    fn sharded(&self, shards: Shards) -> Result<IngestPlan, Error> {
+        Ok(self.plan.clone().with_shards(shards)?.with_budget(self.spec.data.memory_budget_bytes)?)
     }
 
     /// The runs of the ranks of this host, and the number of lanes.
@@ -121,9 +132,9 @@ impl OpenedFeed {
     /// Checks that this host can read its shard.
     ///
     /// # Errors
-    /// The data is too little for so many shards.
+    /// The data is too little for so many shards, or the memory budget too small for this one.
     pub(crate) fn check(&self, shards: &Shards) -> Result<(), Error> {
-        Ok(self.plan.check_shards(shards)?)
+        self.sharded(shards.clone()).map(drop)
     }
 
     /// The same for one pass over the held-out data `name`, in its order, with its identity.

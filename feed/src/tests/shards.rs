@@ -123,6 +123,34 @@ fn a_state_fits_other_machines_and_machines_without_shards() {
 }
 
 #[test]
+fn a_shard_needs_less_memory_than_all_data() {
+    let fixture = Fixture::new(1_000);
+    // The pool has 4 million rows, of some 50 bytes each.
+    let feed =
+        fixture.feed("batch_size = 20\nepochs = 1\nshuffle_rows = 2_000_000\nmemory_budget = \"100MiB\"");
+    let all = fixture.attach_with(&Attach {
+        version: VERSION,
+        feed: feed.clone(),
+        run: "all".to_owned(),
+        rank: 0,
+        world: 1,
+        local_world: 1,
+        state: None,
+        shard: None,
+    });
+    let error = all.err().unwrap().to_string();
+    assert!(error.contains("shuffle_rows = 2000000"), "{error}");
+    let seen = Machines::new(&fixture, &feed, "parts", &[&[0], &[1], &[2], &[3]]).see();
+    assert_eq!(counts(seen.iter().flatten(), 0), once(1_000));
+    let halves = Machines::new(&fixture, &feed, "halves", &[&[0], &[1]]);
+    let ends = halves.run(|machine, rank| {
+        let client = halves.attach(machine, rank, |machines| machines);
+        client.and_then(|mut client| rest(&mut client)).unwrap_err().to_string()
+    });
+    assert!(ends.iter().all(|end| end.contains("shuffle_rows = 2000000")), "{ends:?}");
+}
+
+#[test]
 fn a_rank_that_leaves_ends_the_feed_on_all_machines() {
     let fixture = Fixture::new(1_000);
     let feed = fixture.feed("batch_size = 33\nepochs = 1000");

@@ -241,11 +241,16 @@ impl IngestPlan {
         Self { part, rule: DealRule::Shards(shards), ..self }.within_budget()
     }
 
-    /// Checks that the hosts of `shards` can read them of this feed.
+    /// Divides another memory budget.
     ///
     /// # Errors
-    /// As for [`IngestPlan::check_shardable`], or a host would read nothing.
-    pub fn check_shards(&self, shards: &Shards) -> Result<(), Error> {
+    /// It is too small.
+    pub fn with_budget(self, budget_bytes: u64) -> Result<Self, Error> {
+        Self { budget_bytes, ..self }.within_budget()
+    }
+
+    /// Checks that the hosts of `shards` can read them of this feed.
+    fn check_shards(&self, shards: &Shards) -> Result<(), Error> {
         self.check_shardable()?;
         let deal = shards.deal();
         if deal.parts() != self.order.lanes {

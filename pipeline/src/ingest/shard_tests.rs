@@ -179,6 +179,21 @@ fn start_of(spec: &DataSpec, train: &Synthetic) -> Position {
 }
 
 #[test]
+fn a_shard_needs_the_memory_of_its_lanes() {
+    let spec = DataSpec { deterministic: true, ..spec(8, 1 << 20, 8) };
+    let whole = plan(&spec, &Synthetic::new(&[100; 8]), None);
+    let quarter = |plan: IngestPlan| plan.with_shards(Shards::new(1, &[vec![0, 1, 2], vec![3]], 8).unwrap());
+    let (all, needed) = (whole.memory(), quarter(whole.clone()).unwrap().memory());
+    assert_eq!(needed.pool_bytes, all.pool_bytes / 4);
+    assert!(needed.least_bytes() < all.least_bytes());
+    // The budget applies to what this host reads, which is known only when all are.
+    let planned = whole.with_budget(u64::MAX).unwrap();
+    let within = |bytes| quarter(planned.clone()).and_then(|plan| plan.with_budget(bytes));
+    assert_eq!(within(needed.least_bytes()).unwrap().memory().ahead_bytes, 0);
+    assert!(matches!(within(needed.least_bytes() - 1), Err(Error::OverBudget { .. })));
+}
+
+#[test]
 fn feeds_that_hosts_cannot_share_are_refused() {
     let shards = |lanes| Shards::new(0, &[vec![0], vec![1]], lanes).unwrap();
     let refused = |spec: &DataSpec, files: &[u64], lanes| {
