@@ -346,8 +346,10 @@ batch = next(iter(loader))
 if os.fork() == 0:
     time.sleep(60)
 print("trains", flush=True)
-for batch in loader:
-    pass
+# Longer than it takes to kill it.
+for _ in loader.epochs:
+    for batch in loader:
+        pass
 """
 
 
@@ -422,8 +424,10 @@ if os.fork() == 0:
     time.sleep(600)
 print("trains", flush=True)
 try:
-    for batch in loader:
-        pass
+    # Longer than it takes to kill a rank.
+    for _ in loader.epochs:
+        for batch in loader:
+            pass
 except ms.RankLost:
     sys.exit(9)
 """
