@@ -414,7 +414,8 @@ def report_resume(measure, rounds: int) -> None:
 
 def report_memory(measure, rounds: int) -> None:
     names = {
-        "millstream": "Millstream",
+        "millstream": "Millstream, 16 lanes, as by default",
+        "millstream_4_lanes": "Millstream, 4 lanes",
         "divided": f"DataLoader, a pool of {POOL // feed_memory.RANKS:,} rows per rank",
         "each": f"DataLoader, a pool of {POOL:,} rows per rank",
     }
@@ -422,15 +423,16 @@ def report_memory(measure, rounds: int) -> None:
     for shape in SHAPES:
         results = in_turns(measure, rounds, [("memory", shape, what) for what in ("bare", *names)])
         bare = median(results["memory", shape, "bare"], "pss")
-        ours = None
+        ours = []
         for what, name in names.items():
             of = results["memory", shape, what]
             # The whole ring, also what was never written.
             shared = median(of, "rings") or median(of, "shared")
             more, most = (median(of, key) - bare - shared for key in ("pss", "peak"))
-            ours = ours or more
+            if what in feed_memory.LANES:
+                ours.append(more)
             cells = " | ".join(f"{bytes / MIB:,.0f}" for bytes in (shared, more, most))
-            times = "" if what == "millstream" else f"{ours / more:.2f} of that"
+            times = "" if what in feed_memory.LANES else ", ".join(f"{one / more:.2f}" for one in ours) + " of that"
             print(f"| {shape}: {name} | {median(of, 'processes'):.0f} | {cells} | {times} |", flush=True)
 
 

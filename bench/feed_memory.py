@@ -19,6 +19,8 @@ from feed_data import BATCH, POOL, feed
 RANKS = 8
 # Batches of each rank before its memory is measured.
 SETTLED = 30
+# The lanes of Millstream, by measure: files that it reads side by side.
+LANES = {"millstream": {}, "millstream_4_lanes": {"lanes": 4}}
 SAMPLES, PAUSE_SECONDS, END_SECONDS = 8, 0.25, 60
 
 
@@ -54,10 +56,11 @@ def take(directory: pathlib.Path, shape: str, what: str) -> None:
         torch.ones(1)
         print(0, flush=True)
         time.sleep(3_600)
-    elif what == "millstream":
+    elif what in LANES:
         from millstream.torch import Loader
 
-        loader = Loader(feed(directory, shape, epochs=10_000), tail="drop", run=f"bench {os.getppid()}")
+        of = feed(directory, shape, epochs=10_000, **LANES[what])
+        loader = Loader(of, tail="drop", run=f"bench {os.getppid()}")
         batches = (batch for _ in loader.epochs for batch in loader)
         touch(batches, lambda: loader._client.memory[1])
     else:

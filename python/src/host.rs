@@ -7,6 +7,8 @@ use std::os::unix::net::{SocketAddr, UnixListener};
 use std::path::Path;
 use std::time::Duration;
 
+use millstream_batch::allocator::return_large_blocks_to_os;
+use millstream_batch::scheduling::stop_interrupting_others;
 use millstream_feed::Error;
 use millstream_feed::access::SameUser;
 use millstream_feed::host::Host;
@@ -68,6 +70,9 @@ pub(crate) fn serve(py: Python<'_>, fd: RawFd, idle_seconds: f64) -> PyResult<()
     }
     // SAFETY: the caller passes the ownership of the descriptor; `listen` has made it and nothing else uses it.
     let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+    // Neither changes what is delivered: where the system refuses, the program that trains is interrupted more often.
+    return_large_blocks_to_os();
+    let _ = stop_interrupting_others();
     py.detach(|| serve_on(fd.into(), idle)).map_err(exception)
 }
 

@@ -1,5 +1,6 @@
 """Shared by the interoperability tests: running the built command, ranks of feeds, and comparing values."""
 
+import contextlib
 import json
 import math
 import os
@@ -76,6 +77,18 @@ def hosts() -> list[int]:
 def host() -> int:
     """The process that hosts the feeds of this one: the child that was started last."""
     return max(hosts())
+
+
+def policies(pid) -> list[tuple[str, int]]:
+    """The names of the threads of a process, and how they are scheduled: field 41 of `stat` in proc_pid_stat(5)."""
+    found = []
+    for path in pathlib.Path(f"/proc/{pid}/task").glob("*/stat"):
+        # A thread may end at any time.
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            # The second field is the name, in parentheses.
+            name, _, fields = path.read_text().partition("(")[2].rpartition(") ")
+            found.append((name, int(fields.split()[41 - 3])))
+    return found
 
 
 def memory(pid, key="Pss") -> int:

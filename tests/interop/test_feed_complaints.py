@@ -17,7 +17,7 @@ Tests without a file are in this one; `frameworks` is tests/frameworks.
 | stale memory after Ctrl-C (Streaming 781, 573) | test_killed_programs_with_children_leave_no_memory: 50 restarts under one name |
 | samples repeated to divide (Streaming 706) | test_rows_are_not_repeated_to_divide_evenly |
 | "use resampling" (webdataset 234, 271) | test_every_epoch_has_each_row_once_over_twenty_kills |
-| next() 224 ms for a 21 ms batch (grain 851); data lost with workers (grain 1129) | bench/feed.py measures the time to take a ready batch; test_every_epoch_has_each_row_once_over_twenty_kills |
+| next() 224 ms for a 21 ms batch (grain 851); data lost with workers (grain 1129) | test_the_host_does_not_interrupt_programs, and bench/feed.py measures the time to take a ready batch; test_every_epoch_has_each_row_once_over_twenty_kills |
 | journal not tied to checkpoints (tensorflow 63079) | frameworks: test_killed_programs_train_the_model_of_an_undisturbed_run in test_examples.py, test_tokens.py and test_images.py |
 | invalid JPEG leaks, kills the pipeline (DALI 4740, 4076) | test_feed_images.py: test_one_percent_of_broken_images_is_counted, test_broken_images_leak_no_memory |
 | pip install fails (ffcv 394, 239, 133) | tests/wheel |
@@ -41,7 +41,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import millstream as ms
-from support import host, memory, ranks
+from support import host, memory, policies, ranks
 
 
 def write(directory, rows, files=1, width=1):
@@ -303,6 +303,15 @@ def test_the_next_epoch_is_ready_before_the_last_batch_is_taken(tmp_path):
         os.kill(host(), signal.SIGCONT)
     assert ahead == [39, 0, 1]
     assert [batch.number for batch in loader] == list(range(2, 40))
+
+
+def test_the_host_does_not_interrupt_programs(tmp_path):
+    """grain 851: taking a batch that is ready takes as long as others need to make the next ones."""
+    # This run has a separate host, which is the last one started.
+    loader = ms.Loader(feed(write(tmp_path, 400, files=4)), run=str(tmp_path))
+    next(iter(loader))
+    names, found = zip(*policies(host()))
+    assert {"ingest-packer", "ingest-lane-0"} < set(names) and set(found) == {os.SCHED_BATCH}, found
 
 
 def stop_when_idle(pid):

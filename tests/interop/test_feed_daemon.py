@@ -15,6 +15,7 @@ import pytest
 
 import millstream as ms
 from millstream import daemon
+from support import policies
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 MILLSTREAM = pathlib.Path(os.environ.get("MILLSTREAM") or ROOT / "target" / "release" / "millstream")
@@ -78,6 +79,8 @@ def test_a_program_uses_the_daemon_beside_the_control_socket(room, monkeypatch):
         name = next(word for word in listed.stdout.split() if word.startswith("feed-"))
         explained = running.run("explain", name)
         assert explained.returncode == 0 and "bottleneck" in explained.stdout, explained
+        of_ingest = {policy for name, policy in policies(running.process.pid) if name.startswith("ingest-")}
+        assert of_ingest == {os.SCHED_BATCH}, "it interrupts the programs of the machine"
         seen = [int(number) for number in first["number"]]
         assert sorted(seen + numbers(loader)) == list(range(ROWS))
         loader.close()

@@ -10,6 +10,7 @@
 //! * [`batch`]: typed views of a slot's memory, and a batch on the heap.
 //! * [`allocator`]: settings of the C library's allocator.
 //! * [`cache_lines`]: prefetching into the processor's caches.
+//! * [`scheduling`]: how the kernel schedules threads.
 //! * `descriptors`: passing file descriptors to another process.
 //! * [`messages`]: JSON messages over a socket.
 //! * `shared_memory`: numbers in anonymous files, and such files.
@@ -31,6 +32,7 @@ pub mod layout;
 pub mod messages;
 mod part;
 pub mod ring;
+pub mod scheduling;
 pub mod schema;
 #[cfg(not(loom))]
 pub mod shared_memory;

@@ -73,8 +73,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 
-use millstream_batch::Producer;
 use millstream_batch::ring::Interrupter;
+use millstream_batch::{Producer, scheduling};
 use millstream_io::limits::ReadLimits;
 use millstream_io::permits::{DecodePermits, Permit};
 
@@ -331,6 +331,8 @@ fn run(
     mut rings: Vec<Producer>,
     shared: &Shared,
 ) -> Result<IngestReport, Error> {
+    // Where the system refuses it, only the program that trains is interrupted more often.
+    let _ = scheduling::stop_interrupting_others();
     let position = thread::scope(|scope| {
         let _closing = CloseOnDrop(shared);
         let tune = || shared.drive.run(&|| shared.stats(), &|setting| shared.apply(setting));
