@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use arrow_buffer::{Buffer, MutableBuffer};
+
 /// Consecutive rows of one split, transformed.
 ///
 /// Dense values, ids and narrow typed columns are row-major, so that drawing a row at random from a pool of chunks
@@ -35,7 +37,8 @@ pub struct RaggedColumn {
     pub weights: Option<Vec<f32>>,
 }
 
-/// A typed column of a chunk: the bytes of its values, in native byte order.
+/// A typed column of a chunk: the bytes of its values, in native byte order. Buffers are those of the decoded data where that has the
+/// same values.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ChunkColumn {
     /// As many values in every row, of 1, 2, 4 or 8 bytes in total, whatever their type and shape: a row is packed with one
@@ -51,7 +54,7 @@ pub enum ChunkColumn {
         /// Bytes of a row.
         row_bytes: usize,
         /// `[rows, row_bytes]`, row-major.
-        values: Vec<u8>,
+        values: Buffer,
     },
     /// Any number of values: row `i` holds the values `offsets[i]..offsets[i + 1]`.
     Ragged {
@@ -60,7 +63,7 @@ pub enum ChunkColumn {
         /// `[rows + 1]`, in values.
         offsets: Vec<u32>,
         /// The bytes of all rows, concatenated.
-        values: Vec<u8>,
+        values: Buffer,
     },
     /// Encoded images. They are decoded when they are packed.
     Images(EncodedImages),
@@ -284,14 +287,16 @@ impl ChunkColumn {
     fn append(&mut self, more: &Self) {
         match (self, more) {
             (Self::Narrow { .. }, Self::Narrow { .. }) => {}
-            (Self::Fixed { values, .. }, Self::Fixed { values: more, .. }) => values.extend_from_slice(more),
+            (Self::Fixed { values, .. }, Self::Fixed { values: more, .. }) => {
+                edit(values, |values| values.extend_from_slice(more.as_slice()));
+            }
             (
                 Self::Ragged { offsets, values, .. },
                 Self::Ragged { offsets: more_offsets, values: more, .. },
             ) => {
                 let end = offsets[offsets.len() - 1];
                 offsets.extend(more_offsets[1..].iter().map(|offset| end + offset));
-                values.extend_from_slice(more);
+                edit(values, |values| values.extend_from_slice(more.as_slice()));
             }
             (Self::Images(images), Self::Images(more)) => {
                 let end = images.offsets[images.offsets.len() - 1];
@@ -308,22 +313,35 @@ impl ChunkColumn {
             Self::Narrow { .. } => {}
             Self::Fixed { row_bytes, values } => {
                 let rows = values.len() / *row_bytes;
-                retain(values, rows, keep);
+                edit(values, |values| {
+                    let kept = move_retained(values, rows, keep);
+                    values.truncate(kept);
+                });
             }
-            Self::Ragged { value_bytes, offsets, values } => {
-                retain_varying(*value_bytes, offsets, values, keep);
-            }
+            Self::Ragged { value_bytes, offsets, values } => edit(values, |values| {
+                let kept = retain_varying(*value_bytes, offsets, values, keep);
+                values.truncate(kept);
+            }),
             Self::Images(EncodedImages { records, offsets, bytes, .. }) => {
                 let rows = records.len();
                 retain(records, rows, keep);
-                retain_varying(1, offsets, bytes, keep);
+                let kept = retain_varying(1, offsets, bytes, keep);
+                bytes.truncate(kept);
             }
         }
     }
 }
 
-/// Retains some rows of a column with offsets.
-fn retain_varying(value_bytes: usize, offsets: &mut Vec<u32>, values: &mut Vec<u8>, keep: &[bool]) {
+/// Changes the bytes of a column in place, or a copy of them if they are shared.
+fn edit(values: &mut Buffer, change: impl FnOnce(&mut MutableBuffer)) {
+    let own = std::mem::take(values).into_mutable();
+    let mut own = own.unwrap_or_else(|shared| shared.to_vec().into());
+    change(&mut own);
+    *values = own.into();
+}
+
+/// Moves the retained rows of a column with offsets to its start. Returns their bytes.
+fn retain_varying(value_bytes: usize, offsets: &mut Vec<u32>, values: &mut [u8], keep: &[bool]) -> usize {
     let (mut end, mut kept, mut start) = (0, 0, 0);
     for (row, &keep) in (1..offsets.len()).zip(keep) {
         let next = offsets[row];
@@ -338,21 +356,24 @@ fn retain_varying(value_bytes: usize, offsets: &mut Vec<u32>, values: &mut Vec<u
         start = next;
     }
     offsets.truncate(kept + 1);
-    values.truncate(end as usize * value_bytes);
+    end as usize * value_bytes
 }
 
 /// Retains some rows of a row-major block.
 fn retain<T: Copy>(values: &mut Vec<T>, rows: usize, keep: &[bool]) {
-    if rows == 0 {
-        return;
-    }
-    let width = values.len() / rows;
+    let kept = move_retained(values, rows, keep);
+    values.truncate(kept);
+}
+
+/// Moves the retained rows of a row-major block to its start. Returns the number of their values.
+fn move_retained<T: Copy>(values: &mut [T], rows: usize, keep: &[bool]) -> usize {
+    let width = values.len().checked_div(rows).unwrap_or(0);
     let mut end = 0;
     for row in (0..rows).filter(|&row| keep[row]) {
         values.copy_within(row * width..(row + 1) * width, end);
         end += width;
     }
-    values.truncate(end);
+    end
 }
 
 #[cfg(test)]
@@ -376,7 +397,7 @@ mod tests {
             ],
             narrow: vec![20, 21, 22, 23, 24, 25, 26, 27, 28],
             columns: vec![
-                ChunkColumn::Fixed { row_bytes: 3, values: vec![10, 11, 12, 13, 14, 15, 16, 17, 18] },
+                fixed(3, &[10, 11, 12, 13, 14, 15, 16, 17, 18]),
                 ragged(2, &[0, 1, 3, 4], &[1, 2, 3, 4, 5, 6, 7, 8]),
                 images(&[5, 6, 8], &[0, 1, 3, 6], &[1, 2, 2, 3, 3, 3]),
                 ChunkColumn::Narrow { at: 0, row_bytes: 2 },
@@ -396,7 +417,7 @@ mod tests {
             ],
             narrow: vec![20, 21, 22, 26, 27, 28],
             columns: vec![
-                ChunkColumn::Fixed { row_bytes: 3, values: vec![10, 11, 12, 16, 17, 18] },
+                fixed(3, &[10, 11, 12, 16, 17, 18]),
                 ragged(2, &[0, 1, 2], &[1, 2, 7, 8]),
                 images(&[5, 8], &[0, 1, 4], &[1, 3, 3, 3]),
                 ChunkColumn::Narrow { at: 0, row_bytes: 2 },
@@ -411,7 +432,7 @@ mod tests {
         assert_eq!(chunk.ragged[0], RaggedColumn { offsets: vec![0], values: vec![], weights: None });
         assert_eq!(chunk.ragged[1], RaggedColumn { offsets: vec![0], values: vec![], weights: Some(vec![]) });
         assert!(chunk.narrow.is_empty());
-        assert_eq!(chunk.columns[0], ChunkColumn::Fixed { row_bytes: 3, values: vec![] });
+        assert_eq!(chunk.columns[0], fixed(3, &[]));
         assert_eq!(chunk.columns[1], ragged(2, &[0], &[]));
         assert_eq!(chunk.columns[2], images(&[], &[0], &[]));
     }
@@ -437,21 +458,21 @@ mod tests {
         assert_eq!(chunk.columns[0].row(1), [3]);
     }
 
+    fn fixed(row_bytes: usize, values: &[u8]) -> ChunkColumn {
+        ChunkColumn::Fixed { row_bytes, values: values.to_vec().into() }
+    }
+
     fn ragged(value_bytes: usize, offsets: &[u32], values: &[u8]) -> ChunkColumn {
-        ChunkColumn::Ragged { value_bytes, offsets: offsets.to_vec(), values: values.to_vec() }
+        ChunkColumn::Ragged { value_bytes, offsets: offsets.to_vec(), values: values.to_vec().into() }
     }
 
     #[test]
     fn appended_rows_follow_in_every_column() {
         // The narrow column has the numbers of the fixed one, in reverse.
-        let part = |labels: &[f32], fixed: &[u8], column| Chunk {
+        let part = |labels: &[f32], numbers: &[u8], column| Chunk {
             labels: vec![labels.to_vec()],
-            narrow: fixed.iter().map(|value| 100 - value).collect(),
-            columns: vec![
-                ChunkColumn::Fixed { row_bytes: 3, values: fixed.to_vec() },
-                column,
-                ChunkColumn::Narrow { at: 1, row_bytes: 2 },
-            ],
+            narrow: numbers.iter().map(|value| 100 - value).collect(),
+            columns: vec![fixed(3, numbers), column, ChunkColumn::Narrow { at: 1, row_bytes: 2 }],
             ..Chunk::default()
         };
         let mut chunk = Chunk::default();
@@ -462,8 +483,8 @@ mod tests {
         ));
         chunk.append(&part(&[0.0, 0.0], &[7, 8, 9, 10, 11, 12], ragged(4, &[0, 0, 1], &[3, 3, 3, 3])));
         let values: Vec<u8> = [1, 2, 3].iter().flat_map(|&value| [value; 4]).collect();
-        let fixed: Vec<u8> = (1..=12).collect();
-        assert_eq!(chunk, part(&[0.0; 4], &fixed, ragged(4, &[0, 2, 2, 2, 3], &values)));
+        let numbers: Vec<u8> = (1..=12).collect();
+        assert_eq!(chunk, part(&[0.0; 4], &numbers, ragged(4, &[0, 2, 2, 2, 3], &values)));
         chunk.shrink_to_fit();
         assert_eq!(chunk.rows(), 4);
         let rows: Vec<&[u8]> = (0..4).map(|row| chunk.columns[1].row(row)).collect();

@@ -391,11 +391,13 @@ mod tests {
                         place -= row_bytes;
                         ChunkColumn::Narrow { at: place, row_bytes }
                     }
-                    Some(row_bytes) => ChunkColumn::Fixed { row_bytes, values: bytes(many(n * row_bytes)) },
+                    Some(row_bytes) => {
+                        ChunkColumn::Fixed { row_bytes, values: bytes(many(n * row_bytes)).into() }
+                    }
                     None => {
                         let (value_bytes, offsets) =
                             (kind.dtype().bytes(), offsets_of(rows, number + feature));
-                        let values = bytes(many(offsets[n] as usize * value_bytes));
+                        let values = bytes(many(offsets[n] as usize * value_bytes)).into();
                         ChunkColumn::Ragged { value_bytes, offsets, values }
                     }
                 })

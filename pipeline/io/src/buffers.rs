@@ -18,6 +18,7 @@ pub(crate) const FILE_BYTES: u64 = 1 << 20;
 
 /// The usual sizes of reads; slightly shorter reads use them too.
 const SIZES: [usize; 2] = [FILE_BYTES as usize, BLOCK_BYTES as usize];
+const LARGEST: usize = SIZES[1];
 /// Smaller buffers are not kept.
 const LEAST_BYTES: usize = SIZES[0] / 4;
 /// Maximum size of the free list.
@@ -49,12 +50,19 @@ impl Buffers {
         let waiting = self.0.lock().take(length);
         let memory = waiting.unwrap_or_else(|| {
             let usual = SIZES.into_iter().find(|&size| serves(size, length));
-            let mut memory = vec![0; usual.unwrap_or(length)];
+            let mut memory = vec![0; usual.unwrap_or_else(|| rounded(length))];
             prefer_huge_pages(&mut memory);
             memory
         });
         Buffer { memory, length, home: self.clone() }
     }
+}
+
+/// The size of a buffer for `length` bytes: that, or for a large buffer that is kept at most an eighth more. Row groups of a file differ
+/// by some bytes, and one buffer serves for all of them.
+fn rounded(length: usize) -> usize {
+    let rounded = length.next_multiple_of((length.next_power_of_two() / 16).max(1));
+    if (LARGEST..=FREE_BYTES).contains(&rounded) { rounded } else { length }
 }
 
 /// Whether a buffer of `size` bytes may serve for `length`: a small read does not occupy a large buffer.
@@ -146,10 +154,14 @@ mod tests {
         let buffers = Buffers::default();
         drop(buffers.take(LEAST_BYTES - 1));
         assert!(waiting(&buffers).is_empty());
-        let odd = 5_000_001;
+        // Ten steps of 512 KiB.
+        let (odd, size) = (5_000_001, 10 << 19);
         drop((buffers.take(odd), buffers.take(SIZES[1])));
-        assert_eq!(waiting(&buffers), [odd, SIZES[1]]);
-        assert_eq!(buffers.take(odd - 1000).memory.len(), odd);
+        assert_eq!(waiting(&buffers), [size, SIZES[1]]);
+        for near in [odd - 1000, odd + 1000] {
+            assert_eq!(buffers.take(near).memory.len(), size);
+            assert_eq!(waiting(&buffers), [SIZES[1], size]);
+        }
         // Too large for one use, too small for the other.
         assert_eq!(buffers.take(odd / 8).memory.len(), SIZES[0]);
     }
@@ -162,7 +174,7 @@ mod tests {
         assert_eq!(waiting(&buffers).len(), FREE_BYTES / SIZES[0]);
         // The most recently returned buffers are kept.
         drop(buffers.take(FREE_BYTES - 1));
-        assert_eq!(waiting(&buffers), [FREE_BYTES - 1]);
+        assert_eq!(waiting(&buffers), [FREE_BYTES]);
         drop(buffers.take(FREE_BYTES + 1));
         assert!(waiting(&buffers).is_empty());
     }

@@ -220,6 +220,9 @@ impl ChunkReader for Reader {
             }
             let mut chunk = transformed.chunk;
             if chunk.rows() > 0 {
+                // The chunk has most of its buffers alone now, and the pool counts what is used.
+                drop(raw);
+                chunk.shrink_to_fit();
                 chunk.set_split(self.number);
                 return Ok(Some(chunk));
             }

@@ -91,8 +91,11 @@ impl ChunkReader for Reader {
         }
         let weights = tokens.iter().copied().map(weight).collect();
         let tokens = tokens.into_iter().flat_map(i32::to_ne_bytes).collect();
-        let column =
-            |value_bytes, values| ChunkColumn::Ragged { value_bytes, offsets: offsets.clone(), values };
+        let column = |value_bytes, values: Vec<u8>| ChunkColumn::Ragged {
+            value_bytes,
+            offsets: offsets.clone(),
+            values: values.into(),
+        };
         Ok((!rows.is_empty()).then(|| Chunk {
             labels: vec![vec![0.0; rows.len()]],
             columns: vec![column(4, tokens), column(1, weights)],

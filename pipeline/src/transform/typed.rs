@@ -190,7 +190,7 @@ impl TypedColumn {
                         builder.narrow.push(NarrowColumn { at, row_bytes, values });
                         ChunkColumn::Narrow { at, row_bytes }
                     }
-                    None => ChunkColumn::Fixed { row_bytes, values: into_vec(values) },
+                    None => ChunkColumn::Fixed { row_bytes, values: of_chunk(values) },
                 }
             }
             ColumnKind::Ragged { maximum, .. } => {
@@ -202,7 +202,7 @@ impl TypedColumn {
                 let usable = |bytes: &[u8]| bytes.len() <= maximum as usize;
                 let problem = |found| Problem::TooLong { maximum, found };
                 let (offsets, values) = self.raw(&elements, missing, usable, problem, builder)?;
-                ChunkColumn::Ragged { value_bytes: 1, offsets, values }
+                ChunkColumn::Ragged { value_bytes: 1, offsets, values: values.into() }
             }
         };
         builder.columns.push(column);
@@ -277,17 +277,21 @@ impl TypedColumn {
             end += kept.len();
             offsets.push(self.offset(end)?);
         }
-        let mut values = moved.unwrap_or_else(|| into_vec(bytes));
-        values.truncate(end * size);
+        // Values are replaced only in a copy.
+        let mut own = moved.or_else(|| (!unusable.is_empty()).then(|| bytes[..end * size].to_vec()));
         let mut cursor = Cursor { rest: &unusable };
         for row in 0..rows {
             let [start, end] = [offsets[row] as usize, offsets[row + 1] as usize];
             let range = elements.of_row(row);
             let unusable = cursor.within(&(range.start..range.start + end - start));
-            let of_row = &mut values[start * size..end * size];
+            let of_row = own.as_mut().map_or(&mut [][..], |own| &mut own[start * size..end * size]);
             let is_usable = self.replace(row, range.start, unusable, of_row, builder);
             builder.truncated_rows += u64::from(is_usable && range.len() > maximum as usize);
         }
+        let values = match own {
+            Some(own) => own.into(),
+            None => of_chunk(bytes.slice_with_length(0, end * size)),
+        };
         Ok(ChunkColumn::Ragged { value_bytes: size, offsets, values })
     }
 
@@ -407,9 +411,9 @@ impl TypedColumn {
     }
 }
 
-/// The bytes of a buffer, copied if the data shares it.
-fn into_vec(buffer: Buffer) -> Vec<u8> {
-    buffer.into_vec().unwrap_or_else(|shared| shared.to_vec())
+/// The buffer itself, unless it is less than half of its memory: the pool would hold all of that.
+fn of_chunk(buffer: Buffer) -> Buffer {
+    if 2 * buffer.len() < buffer.capacity() { buffer.to_vec().into() } else { buffer }
 }
 
 /// Whether a row has no value: an empty list, or an absent value in a column without lists.

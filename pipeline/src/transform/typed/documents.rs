@@ -93,7 +93,6 @@ impl Tokens {
             || Error::Invalid("a chunk holds more than 2^32 - 1 tokens; lower `maximum`".to_owned());
         let total = u32::try_from(total).map_err(|_| is_too_long())? as usize;
         if added == 0 && total * *value_bytes == values.len() {
-            values.shrink_to_fit();
             return Ok(0);
         }
         // Of exactly the size that is needed: the shuffle pool counts what is used.
@@ -109,7 +108,7 @@ impl Tokens {
             ends.push((finished.len() / *value_bytes) as u32);
             truncated += u64::from(document[1] - document[0] > maximum);
         }
-        (*offsets, *values) = (ends, finished);
+        (*offsets, *values) = (ends, finished.into());
         Ok(truncated)
     }
 
