@@ -84,7 +84,7 @@ impl OpenedFeed {
             plan.check_shardable()?;
         }
         let position = match state {
-            Some(state) => plan.resume(&state.position()?)?,
+            Some(state) => resumed(&plan, state)?,
             None => plan.start(),
         };
         let (access, runtime) = (Arc::clone(access), runtime.clone());
@@ -195,6 +195,16 @@ impl OpenedFeed {
             meeting: self.meeting.clone(),
         }
     }
+}
+
+/// The place in `plan` after the batch of `state`. If that was the last one, the epochs that only this feed has follow.
+fn resumed(plan: &IngestPlan, state: &FeedState) -> Result<Position, Error> {
+    let encoded = state.position()?;
+    let position = plan.resume(&encoded)?;
+    Ok(match (position.pass, state.epochs) {
+        (None, Some(epochs)) => plan.continue_from(&encoded, epochs)?.unwrap_or(position),
+        _ => position,
+    })
 }
 
 /// Checks that all ranks have equally many rows of a batch.

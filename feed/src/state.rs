@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use crate::Error;
+use crate::protocol::Attached;
 
 /// The version of the state's form.
 const VERSION: u32 = 1;
@@ -33,6 +34,9 @@ pub struct FeedState {
     pub version: u32,
     /// The encoded position, in base64.
     pub position: String,
+    /// The epochs of the feed: where one with more of them continues after the last batch. Older states do not have it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub epochs: Option<u32>,
     /// The files.
     #[serde(flatten)]
     pub files: Files,
@@ -49,9 +53,10 @@ pub struct Files {
 }
 
 impl FeedState {
-    /// The state at the encoded `position`.
-    pub fn new(position: &[u8], files: &Files) -> Self {
-        Self { version: VERSION, position: STANDARD.encode(position), files: files.clone() }
+    /// The state at the encoded `position` of the feed `attached`.
+    pub fn new(position: &[u8], attached: &Attached) -> Self {
+        let (position, files) = (STANDARD.encode(position), attached.files.clone());
+        Self { version: VERSION, position, epochs: Some(attached.epochs), files }
     }
 
     /// The encoded position.

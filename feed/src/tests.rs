@@ -190,7 +190,7 @@ fn see(feed: &mut FeedClient) -> Result<Option<Seen>, Error> {
         &values[..offsets.map_or(values.len(), |offsets| offsets[rows] as usize * size)]
     };
     let bytes = (0..4).flat_map(valid).copied().collect();
-    let state = FeedState::new(batch.position(), &feed.attached().files);
+    let state = FeedState::new(batch.position(), feed.attached());
     Ok(Some(Seen { epoch: batch.header().epoch, numbers: all[..rows].to_vec(), bytes, state }))
 }
 
@@ -281,6 +281,21 @@ fn states_of_other_feeds_are_refused() {
     assert_eq!(rest.iter().map(|batch| batch.numbers.len()).sum::<usize>(), 150);
     let damaged = FeedState { position: "AAAA".to_owned(), ..state };
     assert!(fixture.attach(&of("shuffle_rows = 128"), 0, 1, Some(&damaged)).is_err());
+}
+
+#[test]
+fn a_feed_with_more_epochs_continues_after_the_last_batch() {
+    let fixture = Fixture::new(300);
+    let of = |epochs: u32| fixture.feed(&format!("batch_size = 50\nepochs = {epochs}\nshuffle_rows = 128"));
+    let of_batches = |batches: &[Seen]| batches.iter().map(|batch| batch.numbers.clone()).collect::<Vec<_>>();
+    let all = fixture.ranks(&of(4), 1, None).remove(0);
+    let ended = fixture.ranks(&of(2), 1, None).remove(0).pop().unwrap().state;
+    for epochs in [4, 3, 2, 1] {
+        let rest = fixture.ranks(&of(epochs), 1, Some(&ended)).remove(0);
+        let expected = of_batches(&all).into_iter().skip(12).take(6 * epochs.saturating_sub(2) as usize);
+        assert_eq!(of_batches(&rest), expected.collect::<Vec<_>>(), "{epochs} epochs");
+        assert!(rest.iter().all(|batch| batch.epoch >= 2));
+    }
 }
 
 #[test]

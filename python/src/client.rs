@@ -10,8 +10,8 @@ use millstream_batch::messages::MessageError;
 use millstream_batch::{BatchSchema, Column, ColumnKind, Dtype, RingMapping};
 use millstream_feed::client::{Attaching, Evaluation as FeedEvaluation, FeedClient, Next};
 use millstream_feed::machines::Machine;
-use millstream_feed::protocol::{Attach, ShardRequest, VERSION};
-use millstream_feed::state::{FeedState, Files};
+use millstream_feed::protocol::{Attach, Attached, ShardRequest, VERSION};
+use millstream_feed::state::FeedState;
 use millstream_feed::{Error, HostKind};
 use pyo3::exceptions::{PyConnectionResetError, PyIndexError, PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
@@ -36,7 +36,7 @@ type ColumnTuple = (String, &'static str, &'static str, Vec<u32>);
 pub(crate) struct Client {
     /// `None` once it is closed.
     feed: Option<FeedClient>,
-    files: Arc<Files>,
+    attached: Arc<Attached>,
     slots: Slots,
     /// A batch that arrived together with a signal.
     pending: Option<Batch>,
@@ -46,7 +46,7 @@ pub(crate) struct Client {
 #[pyclass(module = "millstream._native")]
 pub(crate) struct Evaluation {
     feed: FeedEvaluation,
-    files: Arc<Files>,
+    attached: Arc<Attached>,
     slots: Slots,
     pending: Option<Batch>,
 }
@@ -62,14 +62,14 @@ struct Slots {
 #[pyclass(frozen, module = "millstream._native")]
 pub(crate) struct Batch {
     held: Arc<Held>,
-    files: Arc<Files>,
+    attached: Arc<Attached>,
 }
 
 /// A place in a feed.
 #[pyclass(frozen, module = "millstream._native")]
 pub(crate) struct Position {
     encoded: Vec<u8>,
-    files: Arc<Files>,
+    attached: Arc<Attached>,
 }
 
 #[pymethods]
@@ -118,9 +118,9 @@ impl Client {
 
     /// The next batch; `None` after the last one.
     fn next(&mut self, py: Python<'_>) -> PyResult<Option<Batch>> {
-        let Self { feed, files, slots, pending } = self;
+        let Self { feed, attached, slots, pending } = self;
         let feed = feed.as_mut().ok_or_else(closed)?;
-        next(py, &mut |limit| feed.next(limit), pending, (files, slots))
+        next(py, &mut |limit| feed.next(limit), pending, (attached, slots))
     }
 
     /// Begins a pass over the held-out data `name`, when all ranks do.
@@ -131,7 +131,7 @@ impl Client {
             let begun = py.detach(|| feed.wait_for_evaluation(SIGNAL_CHECK)).map_err(exception)?;
             if let Some(feed) = begun {
                 let slots = Slots { count: feed.slots(), held: Arc::default() };
-                return Ok(Evaluation { feed, files: Arc::clone(&self.files), slots, pending: None });
+                return Ok(Evaluation { feed, attached: Arc::clone(&self.attached), slots, pending: None });
             }
             py.check_signals()?;
         }
@@ -206,8 +206,8 @@ impl Client {
                 Ok(feed) => {
                     let attached = feed.attached();
                     let slots = Slots { count: attached.slots as usize, held: Arc::default() };
-                    let files = Arc::new(attached.files.clone());
-                    return Ok(Self { feed: Some(feed), files, slots, pending: None });
+                    let attached = Arc::new(attached.clone());
+                    return Ok(Self { feed: Some(feed), attached, slots, pending: None });
                 }
                 Err(waiting) => attaching = waiting,
             }
@@ -220,8 +220,8 @@ impl Client {
 impl Evaluation {
     /// The next batch; `None` after the last one.
     fn next(&mut self, py: Python<'_>) -> PyResult<Option<Batch>> {
-        let Self { feed, files, slots, pending } = self;
-        next(py, &mut |limit| feed.next(limit), pending, (files, slots))
+        let Self { feed, attached, slots, pending } = self;
+        next(py, &mut |limit| feed.next(limit), pending, (attached, slots))
     }
 
     /// A hash that all machines whose ranks evaluate together must have.
@@ -315,7 +315,7 @@ impl Batch {
     /// The place after this batch. It does not hold the batch.
     #[getter]
     fn position(&self) -> Position {
-        Position { encoded: self.held.batch().position().to_vec(), files: Arc::clone(&self.files) }
+        Position { encoded: self.held.batch().position().to_vec(), attached: Arc::clone(&self.attached) }
     }
 }
 
@@ -323,7 +323,7 @@ impl Batch {
 impl Position {
     /// The state of the feed, as JSON.
     fn state(&self) -> PyResult<String> {
-        let state = FeedState::new(&self.encoded, &self.files);
+        let state = FeedState::new(&self.encoded, &self.attached);
         serde_json::to_string(&state).map_err(|error| PyRuntimeError::new_err(error.to_string()))
     }
 }
@@ -339,7 +339,7 @@ fn next(
     py: Python<'_>,
     wait: &mut (dyn FnMut(Duration) -> Result<Next, Error> + Send),
     pending: &mut Option<Batch>,
-    (files, slots): (&Arc<Files>, &Slots),
+    (attached, slots): (&Arc<Attached>, &Slots),
 ) -> PyResult<Option<Batch>> {
     if let Some(batch) = pending.take() {
         return Ok(Some(batch));
@@ -350,7 +350,7 @@ fn next(
         match next {
             Next::Batch(lease) => {
                 let held = Arc::new(Held::new(lease, slots.count, &slots.held));
-                *pending = Some(Batch { held, files: Arc::clone(files) });
+                *pending = Some(Batch { held, attached: Arc::clone(attached) });
                 // An exception must not lose the batch.
                 py.check_signals()?;
                 return Ok(pending.take());

@@ -54,7 +54,7 @@ fn parse(text: &str) {
 
 /// A feed, and a rank that attaches to it.
 pub fn seeds() -> Vec<Vec<u8>> {
-    let state = FeedState::new(&[1, 2, 3], &Files::of(&[]));
+    let state = FeedState { version: 1, position: "AQID".to_owned(), epochs: Some(2), files: Files::of(&[]) };
     let (feed, run) = (FEED.to_owned(), "run".to_owned());
     let address = Some([127, 0, 0, 1].into());
     let shard = ShardRequest { toward: Some("host".to_owned()), address, ports: Some((7430, 7439)) };

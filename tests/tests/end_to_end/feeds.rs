@@ -117,7 +117,7 @@ fn batch(feed: &mut FeedClient) -> Result<Option<(Vec<i64>, FeedState)>, Error> 
     let batch = lease.batch();
     let numbers = batch.column(0).values.as_chunks().0[..batch.rows()].iter();
     let numbers = numbers.map(|&bytes| i64::from_ne_bytes(bytes)).collect();
-    Ok(Some((numbers, FeedState::new(batch.position(), &feed.attached().files))))
+    Ok(Some((numbers, FeedState::new(batch.position(), feed.attached()))))
 }
 
 /// The numbers of all batches that are left.
