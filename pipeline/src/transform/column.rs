@@ -383,6 +383,7 @@ fn bytes_at<T: Copy>(
         DataType::Binary => map_at(leaf.as_binary::<i32>(), positions, missing, absent, read),
         DataType::LargeBinary => map_at(leaf.as_binary::<i64>(), positions, missing, absent, read),
         DataType::BinaryView => map_at(leaf.as_binary_view(), positions, missing, absent, read),
+        DataType::FixedSizeBinary(_) => map_at(leaf.as_fixed_size_binary(), positions, missing, absent, read),
         _ => return None,
     })
 }

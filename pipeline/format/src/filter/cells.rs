@@ -12,7 +12,7 @@ use arrow_schema::DataType;
 
 use super::calendar;
 use crate::filter::Literal;
-use crate::integers::{integers, per_second, ticks};
+use crate::integers::{integers, per_second, ticks, whole_decimal, whole_decimal256};
 
 /// A value of a column, or a literal converted for comparison.
 #[derive(Clone, Debug)]
@@ -134,8 +134,8 @@ fn each_single(array: &dyn Array, mut each: impl FnMut(usize, Option<Cell<'_>>))
         T::Float16 => number::<Float16Type>(array, each, |value| value.to_f64()),
         T::Float32 => number::<Float32Type>(array, each, f64::from),
         T::Float64 => number::<Float64Type>(array, each, |value| value),
-        T::Decimal128(..) => decimal::<Decimal128Type>(array, each),
-        T::Decimal256(..) => decimal::<Decimal256Type>(array, each),
+        T::Decimal128(..) => decimal::<Decimal128Type>(array, each, whole_decimal),
+        T::Decimal256(..) => decimal::<Decimal256Type>(array, each, whole_decimal256),
         T::Utf8 => cells(array, each, |row| Cell::Bytes(array.as_string::<i32>().value(row).as_bytes())),
         T::LargeUtf8 => cells(array, each, |row| Cell::Bytes(array.as_string::<i64>().value(row).as_bytes())),
         T::Utf8View => cells(array, each, |row| Cell::Bytes(array.as_string_view().value(row).as_bytes())),
@@ -169,11 +169,19 @@ fn number<P: ArrowPrimitiveType>(
     cells(array, each, |row| Cell::Number(float(values.value(row))));
 }
 
-/// Decimals are compared as the nearest f64.
-fn decimal<P: DecimalType>(array: &dyn Array, each: impl FnMut(usize, Option<Cell<'_>>)) {
+/// Decimals are compared exactly if they are whole, and as the nearest f64 otherwise. So beyond 2^53 the order of cells is not always
+/// that of the values; bounds of pages and row groups are not compared. `whole` converts an unscaled value with a scale.
+fn decimal<P: DecimalType>(
+    array: &dyn Array,
+    each: impl FnMut(usize, Option<Cell<'_>>),
+    whole: impl Fn(P::Native, i8) -> Option<i128>,
+) {
     let values: &PrimitiveArray<P> = array.as_primitive();
     let text = |row| P::format_decimal(values.value(row), values.precision(), values.scale());
-    cells(array, each, |row| Cell::Number(text(row).parse().unwrap_or(f64::NAN)));
+    cells(array, each, |row| match whole(values.value(row), values.scale()) {
+        Some(whole) => Cell::Whole(whole),
+        None => Cell::Number(text(row).parse().unwrap_or(f64::NAN)),
+    });
 }
 
 fn each_of_list<O: OffsetSizeTrait>(
@@ -206,11 +214,29 @@ mod tests {
     use std::sync::Arc;
 
     use arrow_array::types::UInt32Type;
-    use arrow_array::{DictionaryArray, Int64Array, ListArray, UInt32Array};
+    use arrow_array::{Decimal128Array, DictionaryArray, Int64Array, ListArray, UInt32Array};
     use arrow_buffer::OffsetBuffer;
     use arrow_schema::Field;
 
     use super::*;
+
+    #[test]
+    fn whole_decimals_are_compared_exactly_and_others_as_floats() {
+        let order = |mantissas: Vec<i128>, scale, literal| {
+            let decimals = Decimal128Array::from(mantissas).with_precision_and_scale(38, scale).unwrap();
+            let literal = bind(&literal, decimals.data_type()).unwrap();
+            let mut found = Vec::new();
+            each_cell(&decimals, |_, cell| found.push(cell.unwrap().compare(&literal).unwrap() as i32));
+            found
+        };
+        let large = 1_i64 << 53;
+        let near: Vec<i128> = (0..3).map(|more| i128::from(large) + more).collect();
+        assert_eq!(order(near.clone(), 0, Literal::Whole(large + 1)), [-1, 0, 1]);
+        let scaled = near.iter().map(|value| value * 100).collect();
+        assert_eq!(order(scaled, 2, Literal::Whole(large + 1)), [-1, 0, 1]);
+        assert_eq!(order(vec![9, 10, 11], 2, Literal::Number(0.1)), [-1, 0, 1]);
+        assert_eq!(order(vec![150, 200, 250], 2, Literal::Whole(2)), [-1, 0, 1]);
+    }
 
     #[test]
     fn lists_of_dictionary_keys_are_compared_by_their_values() {

@@ -3,9 +3,10 @@
 use arrow_array::builder::{BinaryBuilder, PrimitiveDictionaryBuilder};
 use arrow_array::types::{Int64Type, UInt8Type, UInt64Type};
 use arrow_array::{
-    BinaryArray, GenericListArray, OffsetSizeTrait, PrimitiveArray, TimestampMillisecondArray, UInt8Array,
+    BinaryArray, Decimal256Array, GenericListArray, OffsetSizeTrait, PrimitiveArray,
+    TimestampMillisecondArray, UInt8Array,
 };
-use arrow_buffer::{NullBuffer, OffsetBuffer};
+use arrow_buffer::{NullBuffer, OffsetBuffer, i256};
 use millstream_batch::{Column, ColumnKind, Dtype};
 use millstream_images::{Channels, Crop, Decode, ImageSpec, Jitter, Layout};
 use proptest::collection::vec;
@@ -684,6 +685,23 @@ fn dates_times_and_decimals_are_read_as_numbers() {
     assert_eq!(values(Dtype::Float32, times), 1.5_f32.to_ne_bytes());
     let decimals = Decimal128Array::from(vec![200]).with_precision_and_scale(9, 2).unwrap();
     assert_eq!(values(Dtype::Uint8, decimals), [2]);
+    // Floats do not have these.
+    let large = [(1 << 53) + 1, -(1 << 53) - 1, i64::MAX, i64::MIN];
+    let scaled = |scale: i8| {
+        let power = 10_i128.pow(scale.unsigned_abs().into());
+        let mantissas = large.map(|value| i128::from(value) * power).to_vec();
+        Decimal128Array::from(mantissas).with_precision_and_scale(38, scale).unwrap()
+    };
+    for scale in [0, 4] {
+        assert_eq!(values(Dtype::Int64, scaled(scale)), large.map(i64::to_ne_bytes).concat());
+    }
+    let two = i256::from_i128(2).checked_mul(i256::from_i128(10_i128.pow(38))).unwrap();
+    let wide = Decimal256Array::from(vec![two]).with_precision_and_scale(76, 38).unwrap();
+    assert_eq!(values(Dtype::Uint8, wide), [2]);
+    let largest = Decimal256Array::from(vec![i256::from_i128(u64::MAX.into())])
+        .with_precision_and_scale(76, 0)
+        .unwrap();
+    assert_eq!(values(Dtype::Uint64, largest), u64::MAX.to_ne_bytes());
     // The bits of a NaN stay as stored.
     let nan = f32::from_bits(0x7fa0_1234);
     assert_eq!(values(Dtype::Float32, Float32Array::from(vec![nan])), nan.to_ne_bytes());

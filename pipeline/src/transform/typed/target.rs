@@ -5,12 +5,14 @@
 
 use arrow_array::cast::AsArray;
 use arrow_array::types::{
-    ArrowPrimitiveType, Float32Type, Float64Type, Int8Type, Int16Type, Int32Type, Int64Type, UInt8Type,
-    UInt16Type, UInt32Type, UInt64Type,
+    ArrowPrimitiveType, Decimal32Type, Decimal64Type, Decimal128Type, Decimal256Type, DecimalType,
+    Float32Type, Float64Type, Int8Type, Int16Type, Int32Type, Int64Type, UInt8Type, UInt16Type, UInt32Type,
+    UInt64Type,
 };
 use arrow_array::{Array, PrimitiveArray};
 use arrow_schema::DataType;
 use millstream_batch::{Dtype, float16};
+use millstream_format::integers::{whole_decimal, whole_decimal256};
 
 use super::Values;
 use crate::transform::column::{Missing, Number, bytes, flag, numbers, round_to_column_type};
@@ -27,6 +29,9 @@ pub(crate) enum Unusable {
 
 /// A type of values of `N` bytes: how it represents a number, if it does.
 trait Target<const N: usize> {
+    /// Whether it has whole numbers alone.
+    const IS_WHOLE: bool;
+
     fn integer(value: i64) -> Option<[u8; N]>;
     fn unsigned(value: u64) -> Option<[u8; N]>;
     fn real(value: f64) -> Option<[u8; N]>;
@@ -44,6 +49,8 @@ struct Double;
 struct Bits16<const MANTISSA: u32>;
 
 impl Target<1> for Flag {
+    const IS_WHOLE: bool = true;
+
     #[inline]
     fn integer(value: i64) -> Option<[u8; 1]> {
         matches!(value, 0 | 1).then_some([value as u8])
@@ -67,6 +74,8 @@ const fn range(bytes: usize, signed: bool) -> (i128, i128) {
 }
 
 impl<const N: usize, const SIGNED: bool> Target<N> for Whole<SIGNED> {
+    const IS_WHOLE: bool = true;
+
     #[inline]
     fn integer(value: i64) -> Option<[u8; N]> {
         let (least, most) = range(N, SIGNED);
@@ -100,6 +109,8 @@ fn low_bytes<const N: usize>(value: u64) -> [u8; N] {
 }
 
 impl Target<4> for Single {
+    const IS_WHOLE: bool = false;
+
     #[inline]
     fn integer(value: i64) -> Option<[u8; 4]> {
         Some((value as f32).to_ne_bytes())
@@ -117,6 +128,8 @@ impl Target<4> for Single {
 }
 
 impl Target<8> for Double {
+    const IS_WHOLE: bool = false;
+
     #[inline]
     fn integer(value: i64) -> Option<[u8; 8]> {
         Some((value as f64).to_ne_bytes())
@@ -134,6 +147,8 @@ impl Target<8> for Double {
 }
 
 impl<const MANTISSA: u32> Target<2> for Bits16<MANTISSA> {
+    const IS_WHOLE: bool = false;
+
     #[inline]
     fn integer(value: i64) -> Option<[u8; 2]> {
         let magnitude = float16::rounded_to_odd(value.unsigned_abs());
@@ -251,6 +266,22 @@ fn read<T: Target<N>, const N: usize>(leaf: &dyn Array, missing: &Missing) -> Op
         }
         DataType::Float32 => reals::<Float32Type, T, N>(leaf, missing),
         DataType::Float64 => reals::<Float64Type, T, N>(leaf, missing),
+        DataType::Decimal32(..) if T::IS_WHOLE => {
+            whole_decimals::<Decimal32Type, T, N>(leaf, missing, |value, scale| {
+                whole_decimal(value.into(), scale)
+            })
+        }
+        DataType::Decimal64(..) if T::IS_WHOLE => {
+            whole_decimals::<Decimal64Type, T, N>(leaf, missing, |value, scale| {
+                whole_decimal(value.into(), scale)
+            })
+        }
+        DataType::Decimal128(..) if T::IS_WHOLE => {
+            whole_decimals::<Decimal128Type, T, N>(leaf, missing, whole_decimal)
+        }
+        DataType::Decimal256(..) if T::IS_WHOLE => {
+            whole_decimals::<Decimal256Type, T, N>(leaf, missing, whole_decimal256)
+        }
         _ => match temporal::as_numbers(leaf) {
             Some(converted) => return read::<T, N>(&converted, missing),
             None => {
@@ -278,6 +309,35 @@ where
     let same = |listed| round_to_column_type(leaf.data_type(), listed);
     let is_missing = |value: P::Native| missing.has_float(value.into(), same);
     each(leaf.as_primitive::<P>(), is_missing, |value| T::real(value.into()))
+}
+
+/// Decimals as whole numbers, exactly: floats do not have all of them. `whole` converts an unscaled value with a scale.
+fn whole_decimals<P, T: Target<N>, const N: usize>(
+    leaf: &dyn Array,
+    missing: &Missing,
+    whole: impl Fn(P::Native, i8) -> Option<i128>,
+) -> Values
+where
+    P: DecimalType,
+{
+    let array = leaf.as_primitive::<P>();
+    let whole = |value| whole(value, array.scale());
+    let nearest = |value| P::format_decimal(value, array.precision(), array.scale()).parse();
+    let is_missing = |value| match whole(value) {
+        Some(whole) if whole.unsigned_abs() <= 1 << f64::MANTISSA_DIGITS => missing.has_integer(whole),
+        // Listed numbers beyond that are floats.
+        _ => {
+            missing.has_numbers()
+                && nearest(value).is_ok_and(|value| missing.has_float(value, |listed| listed))
+        }
+    };
+    each(array, is_missing, |value| {
+        let whole = whole(value)?;
+        match i64::try_from(whole) {
+            Ok(signed) => T::integer(signed),
+            Err(_) => T::unsigned(u64::try_from(whole).ok()?),
+        }
+    })
 }
 
 /// Converts the elements of a numeric column.
