@@ -225,7 +225,10 @@ impl Connection {
             }
         }
         match evaluation {
-            Some(_) => Error::Failed("the evaluation has ended early: another rank has left it".to_owned()),
+            Some(_) => Error::Failed(
+                "the evaluation has ended early: another rank has left it, or this one has begun another"
+                    .to_owned(),
+            ),
             None => Error::HostGone(self.host),
         }
     }

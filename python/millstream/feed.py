@@ -147,7 +147,11 @@ class Feed:
     ) -> None:
         data = {"train": train, "batch_size": batch_size, "eval": eval, "base": os.getcwd(), **data}
         arguments = {"seed": seed, "data": data, "columns": columns, "pack": pack, "storage": storage}
-        self._text = _native.resolve(json.dumps(arguments, default=_plain))
+        try:
+            text = json.dumps(arguments, default=_plain, allow_nan=False)
+        except ValueError as error:
+            raise ValueError("numbers that are not finite may only be the `missing`, `bos`, `eos` or `pad` of a column") from error
+        self._text = _native.resolve(text)
 
     @classmethod
     def from_toml(cls, path: str | os.PathLike[str]) -> Feed:
@@ -171,9 +175,11 @@ def _number(value: float | None) -> float | str | None:
 
 
 def _plain(value: Any) -> Any:
-    """What JSON has for a value: paths and sequences of any kind."""
+    """What JSON has for a value: paths, numbers of other libraries, and sequences of any kind."""
     if isinstance(value, os.PathLike):
         return os.fspath(value)
+    if getattr(value, "ndim", None) == 0:
+        return value.item()
     if isinstance(value, Mapping):
         return dict(value)
     if isinstance(value, (set, frozenset)) or not hasattr(value, "__iter__"):

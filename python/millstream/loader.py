@@ -9,6 +9,7 @@ import itertools
 import json
 import os
 import re
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -196,6 +197,20 @@ class Batch(Mapping[str, Any]):
         return f"<millstream.Batch {self.number} of epoch {self.epoch}: {self.rows} rows of {', '.join(self)}>"
 
 
+class _OneThread:
+    """A lock for one thread at a time: others get an exception instead of waiting."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+
+    def __enter__(self) -> None:
+        if not self._lock.acquire(blocking=False):
+            raise RuntimeError("another thread uses this loader: take batches in one thread at a time")
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+
 class Loader:
     """Attaches to a feed and iterates over it, one epoch at a time.
 
@@ -280,30 +295,40 @@ class Loader:
         # Batches that were handed out and are not trained yet, where `trained` reports that.
         self._untrained: collections.deque[Batch] | None = None
         self._process = os.getpid()
+        self._one_thread = _OneThread()
 
     def __iter__(self) -> Iterator[Batch]:
         """The batches of an epoch, or what is left of it. There are none after the last epoch."""
-        self._attached()
-        if self._untrained:
-            # What the iteration before has handed out in vain.
-            self._pending.extendleft(reversed(self._untrained))
-            self._untrained.clear()
+        with self._claimed:
+            self._attached()
+            if self._untrained:
+                # What the iteration before has handed out in vain.
+                self._pending.extendleft(reversed(self._untrained))
+                self._untrained.clear()
         epoch = None
-        while (batch := self._next()) is not None:
-            # Where short batches are dropped, only the next epoch shows that this one has ended.
-            if epoch is not None and batch.epoch != epoch:
-                self._pending.appendleft(batch)
-                return
+        while (batch := self._take(epoch)) is not None:
             epoch, last = batch.epoch, batch.place.last
-            if self._untrained is None:
-                self._last = batch.place.position
-            else:
-                self._untrained.append(batch)
             yield batch
             # Its memory is free once the program drops it, too.
             del batch
             if last:
                 return
+
+    def _take(self, epoch: int | None) -> Batch | None:
+        """The next batch, which counts as handed out; `None` if there is none in this epoch, if one is given."""
+        with self._claimed:
+            batch = self._next()
+            if batch is None:
+                return None
+            # Where short batches are dropped, only the next epoch shows that this one has ended.
+            if epoch is not None and batch.epoch != epoch:
+                self._pending.appendleft(batch)
+                return None
+            if self._untrained is None:
+                self._last = batch.place.position
+            else:
+                self._untrained.append(batch)
+            return batch
 
     def _next(self) -> Batch | None:
         if self._pending:
@@ -311,6 +336,16 @@ class Loader:
         self._attached()
         assert self._reader is not None
         return self._reader.next()
+
+    @property
+    def _claimed(self) -> _OneThread:
+        """Refuses other threads while it is held, and child processes always."""
+        if os.getpid() != self._process:
+            raise RuntimeError(
+                "this loader belongs to the process that made it: a child would take its batches. "
+                "Use it there, and set num_workers=0; it reads ahead by itself"
+            )
+        return self._one_thread
 
     def await_training(self) -> None:
         """Prepares for a framework that takes batches before it trains on those that it has: it calls `trained`.
@@ -328,7 +363,10 @@ class Loader:
         self._last = self._untrained.popleft().place.position
 
     def __len__(self) -> int:
-        """Batches of an epoch, where the files have the number of their rows, as Parquet without `filter`."""
+        """Batches of an epoch, where the files have the number of their rows, as Parquet without `filter`.
+
+        At most so many where bad records are skipped.
+        """
         batches = self._attached().batches
         if batches is None:
             why = "it depends on the shards" if self._shard else "the files do not have the number of their rows"
@@ -340,11 +378,12 @@ class Loader:
 
         A short last batch is padded unless `tail` is "partial".
         """
-        client = self._attached()
-        with self._failure_shared(f"evaluate {name!r}"):
-            evaluation = client.evaluate(name)
-        self._check_machines(evaluation.identity)
-        reader = self._read(evaluation, self._tail != "partial")
+        with self._claimed:
+            client = self._attached()
+            with self._failure_shared(f"evaluate {name!r}"):
+                evaluation = client.evaluate(name)
+            self._check_machines(evaluation.identity)
+            reader = self._read(evaluation, self._tail != "partial")
         try:
             while (batch := reader.next()) is not None:
                 yield batch
@@ -360,21 +399,25 @@ class Loader:
 
     def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
         """Resumes after the batch with this state; begins if there is none."""
+        if state is not None and not isinstance(state, Mapping):
+            raise TypeError(f"expected a state, which is a dictionary, found {type(state).__name__}")
         self.close()
         self._state = None if state is None else dict(state)
 
     def close(self) -> None:
         """Leaves the feed. Batches stay valid, and iterating continues after the one handed out last."""
-        if self._last is not None:
-            self._state = self.state_dict()
-        self._pending.clear()
-        if self._untrained:
-            self._untrained.clear()
-        if self._reader is not None:
-            self._reader.close()
-        if self._client is not None:
-            self._client.close()
-        self._client = self._reader = self._last = None
+        # A child leaves what it has inherited.
+        with self._one_thread if os.getpid() == self._process else contextlib.nullcontext():
+            if self._last is not None:
+                self._state = self.state_dict()
+            self._pending.clear()
+            if self._untrained:
+                self._untrained.clear()
+            if self._reader is not None:
+                self._reader.close()
+            if self._client is not None:
+                self._client.close()
+            self._client = self._reader = self._last = None
 
     @property
     def identity(self) -> str:
@@ -394,27 +437,24 @@ class Loader:
     @property
     def epochs(self) -> range:
         """The numbers of the epochs that are left, with the one that it is in. Waits for the next batch."""
-        client = self._attached()
-        if not self._pending and (batch := self._next()) is not None:
-            self._pending.append(batch)
-        first = self._pending[0].epoch if self._pending else client.epochs
-        return range(first, client.epochs)
+        with self._claimed:
+            client = self._attached()
+            if not self._pending and (batch := self._next()) is not None:
+                self._pending.append(batch)
+            first = self._pending[0].epoch if self._pending else client.epochs
+            return range(first, client.epochs)
 
     def _attached(self) -> _native.Client:
-        if os.getpid() != self._process:
-            raise RuntimeError(
-                "this loader belongs to the process that made it: a child would take its batches. "
-                "Use it there, and set num_workers=0; it reads ahead by itself"
-            )
-        if self._client is None:
-            with self._failure_shared("attach to the feed"):
-                self._client = self._attach()
-            try:
-                self._prepare(self._client)
-            except BaseException:
-                self.close()
-                raise
-        return self._client
+        with self._claimed:
+            if self._client is None:
+                with self._failure_shared("attach to the feed"):
+                    self._client = self._attach()
+                try:
+                    self._prepare(self._client)
+                except BaseException:
+                    self.close()
+                    raise
+            return self._client
 
     def _prepare(self, client: _native.Client) -> None:
         columns = enumerate(client.columns)

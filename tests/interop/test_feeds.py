@@ -1,5 +1,6 @@
 """Feeds as programs use them: NumPy, TensorFlow and JAX see the batches of real processes, and real processes are killed."""
 
+import decimal
 import gc
 import json
 import os
@@ -7,6 +8,7 @@ import pathlib
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import numpy as np
@@ -268,6 +270,99 @@ def test_mistakes_are_explained(data):
         ms.Loader(feed(data), rank=0, world=2)
     with pytest.raises(TypeError, match="num_workers=0"):
         __import__("pickle").dumps(ms.Loader(feed(data)))
+    with pytest.raises(ms.SpecError, match="columns.i.size: ") as error:
+        ms.Feed(train="x", columns={"i": ms.image("i", size=0, layout="NCHW")}, batch_size=1)
+    assert "unknown key" not in str(error.value)
+    with pytest.raises(ValueError, match="not finite may only"):
+        ms.Feed(train="x", columns={"a": ms.image("a", 8, dtype="float32", std=[float("nan")] * 3)}, batch_size=1)
+    with pytest.raises(TypeError, match="found list"):
+        ms.Loader(feed(data)).load_state_dict([1])
+
+
+def test_numbers_of_numpy_are_arguments(data):
+    columns = {"pixels": ms.tensor("pixels", "float32", np.array([2, 2]))}
+    of_numpy = ms.Feed(train=str(data / "*.parquet"), columns=columns, batch_size=np.int64(64), seed=np.array(3), drop_last=np.True_)
+    assert next(iter(ms.Loader(of_numpy)))["pixels"].shape == (64, 2, 2)
+
+
+def test_decimals_and_bytes_of_fixed_length_are_exact(tmp_path):
+    large = [(1 << 53) + 1, (1 << 63) - 1, -(1 << 63)]
+    ids = pa.array([decimal.Decimal(value) for value in large], pa.decimal128(20, 0))
+    keys = [bytes([number] * 16) for number in range(3)]
+    pq.write_table(pa.table({"id": ids, "key": pa.array(keys, pa.binary(16))}), tmp_path / "a.parquet")
+
+    def of(**more):
+        columns = {"id": ms.tensor("id", "int64"), "key": ms.raw("key", 16)}
+        arguments = {"columns": columns, "batch_size": 3, "shuffle_rows": 0, **more}
+        return next(iter(ms.Loader(ms.Feed(train=str(tmp_path / "a.parquet"), **arguments))))
+
+    batch = of()
+    assert batch["id"].tolist() == large and batch["key"] == keys
+    found = of(filter=[{"column": "id", "op": "==", "value": (1 << 53) + 1}])
+    assert found["id"].tolist() == large[:1]
+
+
+def test_more_epochs_continue_a_feed_that_has_ended(data):
+    expected = list(epochs_of(ms.Loader(feed(data, epochs=4))))
+    ended = ms.Loader(feed(data))
+    assert len(list(epochs_of(ended))) == 2
+    for epochs in (4, 2):
+        loader = ms.Loader(feed(data, epochs=epochs))
+        loader.load_state_dict(ended.state_dict())
+        assert loader.epochs == range(2, epochs)
+        assert list(epochs_of(loader)) == expected[2:epochs]
+
+
+def epochs_of(loader):
+    """The numbers of the rows of each epoch that is left."""
+    for _ in loader.epochs:
+        yield [number for batch in loader for number in batch["number"].tolist()]
+
+
+def test_a_second_thread_is_refused_while_one_takes_a_batch(data):
+    loader = ms.Loader(feed(data, epochs=1, eval={"val": str(data / "train-2.parquet")}))
+    batches = iter(loader)
+    seen = next(batches)["number"].tolist()
+    reader, waits, continues = loader._reader, threading.Event(), threading.Event()
+    take = reader.next
+
+    def take_slowly():
+        waits.set()
+        assert continues.wait(60)
+        return take()
+
+    reader.next = take_slowly
+    thread = threading.Thread(target=lambda: seen.extend(next(batches)["number"].tolist()))
+    thread.start()
+    assert waits.wait(60)
+    for use in (lambda: next(iter(loader)), lambda: loader.epochs, loader.close, lambda: next(loader.evaluate("val"))):
+        with pytest.raises(RuntimeError, match="another thread"):
+            use()
+    continues.set()
+    thread.join()
+    seen += [number for batch in loader for number in batch["number"].tolist()]
+    assert sorted(seen) == list(range(ROWS))
+
+
+def test_threads_that_begin_together_attach_once(data):
+    for _ in range(5):
+        loader, seen, errors = ms.Loader(feed(data, epochs=1, batch_size=8)), [], []
+
+        def take(loader=loader, seen=seen, errors=errors):
+            try:
+                for batch in loader:
+                    seen.extend(batch["number"].tolist())
+            except Exception as error:
+                errors.append(error)
+
+        threads = [threading.Thread(target=take) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        take()
+        assert sorted(seen) == list(range(ROWS))
+        assert all(isinstance(error, RuntimeError) and "another thread" in str(error) for error in errors), errors
 
 
 def test_a_forked_child_is_refused_and_harms_nothing(data):

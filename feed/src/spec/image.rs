@@ -60,6 +60,11 @@ pub(super) fn read(column: &mut Section<'_>) -> Option<ImageSpec> {
     if channels == Channels::Gray && (jitter.saturation > 0.0 || jitter.hue > 0.0) {
         column.error("jitter", "gray images have no saturation and no hue");
     }
+    let layout = column.choice("layout", &LAYOUTS).unwrap_or(Layout::Nhwc);
+    let decode = column.choice("decode", &DECODES).unwrap_or(Decode::Exact);
+    let max_pixels = column.whole_u32("max_pixels", 1..=MOST_PIXELS).unwrap_or(USUAL_PIXELS);
+    let average_bytes = column.whole_u32("average_bytes", 1..=1 << 25);
+    // After all keys have been read: those that are not are reported as unknown.
     let (height, width) = size?;
     Some(ImageSpec {
         height,
@@ -69,11 +74,11 @@ pub(super) fn read(column: &mut Section<'_>) -> Option<ImageSpec> {
         flip,
         jitter,
         normalize,
-        layout: column.choice("layout", &LAYOUTS).unwrap_or(Layout::Nhwc),
+        layout,
         dtype,
-        decode: column.choice("decode", &DECODES).unwrap_or(Decode::Exact),
-        max_pixels: column.whole_u32("max_pixels", 1..=MOST_PIXELS).unwrap_or(USUAL_PIXELS),
-        average_bytes: column.whole_u32("average_bytes", 1..=1 << 25),
+        decode,
+        max_pixels,
+        average_bytes,
     })
 }
 

@@ -107,7 +107,8 @@ pub enum PositionError {
     },
     /// The order has another seed, number of lanes, shuffle pool, packing or data.
     #[error(
-        "the position belongs to another order: seed, lanes, shuffle_rows, the packing or the data have changed"
+        "the position belongs to another order: seed, lanes, shuffle_rows, the filter, the packing or the data have changed, or \
+         there are fewer epochs"
     )]
     OtherOrder,
     /// The data has fewer rows than when the position was saved.
