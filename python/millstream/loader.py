@@ -197,18 +197,12 @@ class Batch(Mapping[str, Any]):
         return f"<millstream.Batch {self.number} of epoch {self.epoch}: {self.rows} rows of {', '.join(self)}>"
 
 
-class _OneThread:
+class _OneThread(type(threading.RLock())):  # type: ignore[misc]
     """A lock for one thread at a time: others get an exception instead of waiting."""
 
-    def __init__(self) -> None:
-        self._lock = threading.RLock()
-
     def __enter__(self) -> None:
-        if not self._lock.acquire(blocking=False):
+        if not self.acquire(blocking=False):
             raise RuntimeError("another thread uses this loader: take batches in one thread at a time")
-
-    def __exit__(self, *_: object) -> None:
-        self._lock.release()
 
 
 class Loader:
@@ -333,7 +327,8 @@ class Loader:
     def _next(self) -> Batch | None:
         if self._pending:
             return self._pending.popleft()
-        self._attached()
+        if self._reader is None:
+            self._attached()
         assert self._reader is not None
         return self._reader.next()
 
