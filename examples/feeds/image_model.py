@@ -61,11 +61,17 @@ class Training:
         torch.set_num_threads(1)
         torch.use_deterministic_algorithms(True)
         torch.manual_seed(0)
-        self.model = network()
+        self.model = self.network()
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=3e-3)
 
+    def network(self):
+        return network()
+
+    def loss(self, batch):
+        return torch.nn.functional.cross_entropy(self.model(batch["image"]), batch["label"])
+
     def step(self, batch):
-        loss = torch.nn.functional.cross_entropy(self.model(batch["image"]), batch["label"])
+        loss = self.loss(batch)
         self.optimizer.zero_grad()
         loss.backward()
         self.optimizer.step()
@@ -76,9 +82,10 @@ class Training:
         return synthetic.digest([values.numpy() for values in self.model.state_dict().values()])
 
 
-def main():
+def main(training, feed):
+    """Trains to the end, from the checkpoint on if there is one."""
     directory = pathlib.Path(sys.argv[1])
-    training, loader = Training(), Loader(feed(directory))
+    loader = Loader(feed(directory))
     step, path = 0, directory / "checkpoint.pt"
     if path.exists():
         checkpoint = torch.load(path)
@@ -104,4 +111,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    main(Training(), feed)

@@ -11,6 +11,9 @@ import pyarrow.parquet as pq
 # Horizontal stripes, vertical stripes, checks, rings.
 PATTERNS = 4
 
+# Columns of clicks, and the values of each id.
+NUMBERS, IDS, ID_VALUES = 5, 6, 1_000
+
 
 def write(directory: pathlib.Path, rows: int = 4_000, files: int = 4) -> str:
     """Writes rows of eight numbers, whose label says whether a fixed sum of them is positive; returns the pattern of the files."""
@@ -18,6 +21,17 @@ def write(directory: pathlib.Path, rows: int = 4_000, files: int = 4) -> str:
     x = random.normal(size=(rows, 8)).astype(np.float32)
     label = (x @ np.array([1, -2, 3, -1, 0.5, 0, 2, -3], np.float32) > 0).astype(np.int64)
     return _write(directory, pa.table({"row": np.arange(rows), "x": list(x), "label": label}), files)
+
+
+def write_clicks(directory: pathlib.Path, rows: int = 4_000, files: int = 4) -> str:
+    """Writes rows of numbers and ids, whose labels depend on both; returns the pattern of the files."""
+    random = np.random.default_rng(9)
+    numbers = random.normal(size=(rows, NUMBERS)).astype(np.float32)
+    ids = (ID_VALUES ** random.random((rows, IDS))).astype(np.int64)
+    label = (numbers[:, 0] + (ids % 2).sum(1) - IDS / 2 > 0).astype(np.int64)
+    table = {"label": label} | {f"number{n}": numbers[:, n] for n in range(NUMBERS)}
+    table |= {f"id{n}": ids[:, n] for n in range(IDS)}
+    return _write(directory, pa.table(table), files)
 
 
 def write_documents(directory: pathlib.Path, documents: int = 1_000, files: int = 3) -> str:

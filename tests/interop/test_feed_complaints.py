@@ -18,7 +18,7 @@ Tests without a file are in this one; `frameworks` is tests/frameworks.
 | samples repeated to divide (Streaming 706) | test_rows_are_not_repeated_to_divide_evenly |
 | "use resampling" (webdataset 234, 271) | test_every_epoch_has_each_row_once_over_twenty_kills |
 | next() 224 ms for a 21 ms batch (grain 851); data lost with workers (grain 1129) | test_the_host_does_not_interrupt_programs, and bench/feed.py measures the time to take a ready batch; test_every_epoch_has_each_row_once_over_twenty_kills |
-| journal not tied to checkpoints (tensorflow 63079) | frameworks: test_killed_programs_train_the_model_of_an_undisturbed_run in test_examples.py, test_tokens.py and test_images.py |
+| journal not tied to checkpoints (tensorflow 63079) | frameworks: test_killed_programs_train_the_model_of_an_undisturbed_run in test_examples.py, test_tokens.py, test_images.py and test_clicks.py |
 | invalid JPEG leaks, kills the pipeline (DALI 4740, 4076) | test_feed_images.py: test_one_percent_of_broken_images_is_counted, test_broken_images_leak_no_memory |
 | pip install fails (ffcv 394, 239, 133) | tests/wheel |
 | slow at every epoch, 1 TB spilled (ray 49190, 42479) | test_the_next_epoch_is_ready_before_the_last_batch_is_taken, test_nothing_is_written_to_disk |
