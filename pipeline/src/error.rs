@@ -87,6 +87,28 @@ pub enum Error {
         /// `training` or `held-out`.
         stream: &'static str,
     },
+    /// No record meets the filter. Without it there may be rows.
+    #[error("the {stream} data holds no rows that meet the filter")]
+    NothingMeetsFilter {
+        /// `training` or `held-out`.
+        stream: &'static str,
+    },
+    /// The job skips bad records, and nothing else was found that meets its filter, if it has one.
+    #[error(
+        "the {stream} data holds no usable rows{}: {} skipped; the last: {last}",
+        if *has_filter { " that meet the filter" } else { "" },
+        Count(*records, "bad record")
+    )]
+    NothingUsable {
+        /// `training` or `held-out`.
+        stream: &'static str,
+        /// Whether there is a filter.
+        has_filter: bool,
+        /// Records skipped.
+        records: u64,
+        /// The error of the last one.
+        last: Box<Error>,
+    },
     /// The position cannot be resumed from.
     #[error(transparent)]
     Position(#[from] PositionError),
@@ -113,6 +135,19 @@ impl Error {
     /// Whether skipping one record avoids the error, so that `on_bad_record = "skip"` applies.
     pub fn is_bad_record(&self) -> bool {
         matches!(self, Self::Format(error) if error.is_bad_record())
+    }
+
+    /// The error of data without rows. Of the bad records that were skipped, it takes the number and the error of the last one.
+    pub(crate) fn of_no_rows(
+        stream: &'static str,
+        (records, last): (u64, Option<Self>),
+        has_filter: bool,
+    ) -> Self {
+        match last {
+            Some(last) => Self::NothingUsable { stream, has_filter, records, last: Box::new(last) },
+            None if has_filter => Self::NothingMeetsFilter { stream },
+            None => Self::NoRows { stream },
+        }
     }
 
     /// Adds a note to the description of damage.

@@ -266,6 +266,17 @@ def test_mistakes_are_explained(data):
     small = ms.Feed(train=str(data / "*.parquet"), columns={"number": ms.tensor("number", "uint8")}, batch_size=8, shuffle_rows=0)
     with pytest.raises(ms.FeedError, match=r"train-0\.parquet.*record 256.*from 0 to 255"):
         list(ms.Loader(small))
+    with pytest.raises(ms.FeedError, match="no rows that meet the filter"):
+        list(ms.Loader(feed(data, filter=[{"column": "number", "op": "<", "value": 0}])))
+    large = ms.Feed(
+        train=str(data / "train-1.parquet"),
+        columns={"number": ms.tensor("number", "uint8")},
+        batch_size=8,
+        on_bad_record="skip",
+        max_bad_records=2_000,
+    )
+    with pytest.raises(ms.FeedError, match=r"no usable rows: 1000 bad records skipped; the last: .*train-1\.parquet.*from 0 to 255"):
+        list(ms.Loader(large))
     with pytest.raises(ValueError, match='tail="pad"'):
         ms.Loader(feed(data), rank=0, world=2)
     with pytest.raises(TypeError, match="num_workers=0"):

@@ -261,11 +261,8 @@ impl Partial {
         self.rows > 0 && self.labels.iter().all(LabelCounts::has_required_positive)
     }
 
-    /// Rejects data without rows, or with a label that is never positive.
+    /// Rejects data with a label that is never positive.
     pub(super) fn check(&self, spec: &LabelSpec) -> Result<(), Error> {
-        if self.rows == 0 {
-            return Err(Error::NoRows { stream: "training" });
-        }
         let Some((label, counts)) =
             spec.all().zip(&self.labels).find(|(_, counts)| !counts.has_required_positive())
         else {

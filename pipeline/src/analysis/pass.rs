@@ -107,8 +107,8 @@ impl AnalysisPass<'_> {
     /// that distinguishes positives has had a positive row, and returns an empty analysis.
     ///
     /// # Errors
-    /// [`Error::NeverPositive`], a numeric column without any number, a column of the wrong type, bad records
-    /// that `bad` rejects, any read error, and [`Error::Cancelled`].
+    /// [`Error::NoRows`] and its kin, [`Error::NeverPositive`], a numeric column without any number, a column of the wrong type,
+    /// bad records that `bad` rejects, any read error, and [`Error::Cancelled`].
     pub fn run(&self) -> Result<Analysis, Error> {
         let plan = Plan::new(self.features, self.label, self.missing, self.vocabulary_bytes);
         self.dataset.limits().set_decode_bytes(self.reader_bytes);
@@ -128,6 +128,10 @@ impl AnalysisPass<'_> {
             until_positive: !needed,
         };
         let total = counting.run(self.threads)?;
+        if total.rows == 0 {
+            let skipped = (self.bad.skipped(), self.bad.take_last());
+            return Err(Error::of_no_rows("training", skipped, self.dataset.row_filter().is_some()));
+        }
         total.check(self.label)?;
         if needed { plan.analysis(&total, self.features) } else { Ok(Analysis::default()) }
     }

@@ -121,6 +121,10 @@ impl ChunkSource for CachedSource {
         self.shared.inner.cuts()
     }
 
+    fn has_filter(&self) -> bool {
+        self.shared.inner.has_filter()
+    }
+
     fn chunk_size(&self) -> ChunkSize {
         self.shared.inner.chunk_size()
     }

@@ -28,11 +28,12 @@ use crate::ingest::{ChunkReader, ChunkSource, Counters, Opened, SkippedRecords};
 use crate::spec::{CacheSpec, OnBadRecord};
 
 /// A source of splits in memory.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 struct Rows {
     splits: Vec<Chunk>,
     /// Whether a reader can skip to a row.
     skips: bool,
+    has_filter: bool,
     left_out: u64,
     /// Number of times a split was opened.
     opened: Arc<AtomicU64>,
@@ -53,6 +54,10 @@ impl ChunkSource for Rows {
 
     fn cuts(&self) -> u64 {
         0
+    }
+
+    fn has_filter(&self) -> bool {
+        self.has_filter
     }
 
     fn lane_bytes(&self, _chunk_rows: usize) -> u64 {
@@ -308,7 +313,7 @@ fn numbered(splits: u32, rows: u32) -> (Rows, Shape) {
         ..Chunk::default()
     };
     let splits = (0..splits).map(split).collect();
-    let rows = Rows { splits, skips: true, left_out: 0, opened: Arc::default() };
+    let rows = Rows { splits, skips: true, ..Rows::default() };
     (rows, Shape { ids: 1, ..Shape::default() })
 }
 

@@ -39,7 +39,7 @@ use super::Shared;
 use super::lane::Piece;
 use super::peers::{Peers, PieceKey, PieceUpdate};
 use super::plan::{IngestPlan, name_of};
-use super::source::SkippedRecords;
+use super::source::{ChunkSource, SkippedRecords};
 use crate::error::Error;
 use crate::images::ImageStage;
 use crate::order::{LanePart, LanePosition, Merge, Pass, Position, Turn};
@@ -120,11 +120,7 @@ impl Assembler<'_> {
     fn run(mut self, mut position: Position, rings: &mut [Producer]) -> Result<Position, Error> {
         let mut next = self.draw()?;
         if next.is_none() {
-            let stream = name_of(self.pass.stream);
-            return Err(match self.plan.sequences() {
-                None => Error::NoRows { stream },
-                Some(_) => Error::Invalid(format!("the documents of the {stream} data have no tokens")),
-            });
+            return Err(self.no_rows());
         }
         let (mut encoded, has_columns) = (Vec::new(), !self.plan.schema.columns.is_empty());
         while let Some(first) = next {
@@ -265,6 +261,18 @@ impl Assembler<'_> {
                 self.last_skipped = last;
                 Ok(())
             }
+        }
+    }
+
+    /// The reason that a pass has no rows.
+    fn no_rows(&mut self) -> Error {
+        let stream = name_of(self.pass.stream);
+        let has_filter = self.plan.source(self.pass.stream).is_some_and(ChunkSource::has_filter);
+        match Error::of_no_rows(stream, (self.merge.skipped(), self.last_skipped.take()), has_filter) {
+            Error::NoRows { .. } if self.plan.sequences().is_some() => {
+                Error::Invalid(format!("the documents of the {stream} data have no tokens"))
+            }
+            error => error,
         }
     }
 

@@ -106,6 +106,10 @@ impl ChunkSource for DatasetSource {
         u32::try_from(self.dataset.splits().len()).unwrap_or(u32::MAX)
     }
 
+    fn has_filter(&self) -> bool {
+        self.dataset.row_filter().is_some()
+    }
+
     fn cuts(&self) -> u64 {
         self.dataset.cuts()
     }

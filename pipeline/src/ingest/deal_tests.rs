@@ -6,7 +6,7 @@ use millstream_batch::{BatchHeader, Consumer, SlotLayout, Stream};
 use proptest::prelude::*;
 
 use super::hub::Hub;
-use super::tests::*;
+use super::synthetic::*;
 use super::*;
 use crate::order::Deal;
 use crate::order::reference::Row;

@@ -15,7 +15,7 @@ use proptest::prelude::*;
 use proptest::test_runner::TestRunner;
 
 use super::deal_tests::{Dealt, Host, hosts_of_parts, next_dealt, start_hosts};
-use super::tests::*;
+use super::synthetic::*;
 use super::*;
 use crate::order::reference::Row;
 use crate::spec::DataSpec;

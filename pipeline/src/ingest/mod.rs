@@ -66,6 +66,8 @@ mod ranks_tests;
 #[cfg(test)]
 mod shard_tests;
 #[cfg(test)]
+mod synthetic;
+#[cfg(test)]
 mod tests;
 
 use std::any::Any;

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use millstream_batch::{BatchRef, BatchSchema, Column, Consumer, Dtype};
 use proptest::prelude::*;
 
-use super::tests::spec;
+use super::synthetic::spec;
 use super::*;
 use crate::chunk::{Chunk, ChunkColumn};
 use crate::order::Packing;

@@ -6,7 +6,7 @@ use std::time::Duration;
 use millstream_batch::{Consumer, RingError, SlotLayout, Stream};
 use proptest::prelude::*;
 
-use super::tests::*;
+use super::synthetic::*;
 use super::*;
 use crate::order::Runs;
 use crate::spec::DataSpec;

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use proptest::prelude::*;
 
 use super::hub::Hub;
-use super::tests::*;
+use super::synthetic::*;
 use super::*;
 use crate::order::reference::Row;
 use crate::order::{Runs, Shards};

@@ -23,6 +23,11 @@ pub trait ChunkSource: Send + Sync {
     /// fingerprint. 0 if the data itself determines its splits.
     fn cuts(&self) -> u64;
 
+    /// Whether a filter of the job leaves out rows.
+    fn has_filter(&self) -> bool {
+        false
+    }
+
     /// The columns that hold encoded images.
     fn images(&self) -> Vec<ImageColumn> {
         Vec::new()

@@ -74,7 +74,7 @@ fn rows_larger_than_a_block_are_cached() {
         let column = RaggedColumn { offsets: vec![0, 0, count, count + 3], values, weights };
         let chunk = Chunk { labels: vec![vec![0.0, 1.0, 0.0]], ragged: vec![column], ..Chunk::default() };
         let shape = shape_of(&chunk, 0, 0);
-        let rows = Rows { splits: vec![chunk], skips: true, left_out: 0, opened: Arc::default() };
+        let rows = Rows { splits: vec![chunk], skips: true, ..Rows::default() };
         let directory = tempfile::tempdir().unwrap();
         for hits in [0, 1] {
             let source =

@@ -23,7 +23,7 @@ proptest! {
         let chunk = repeated(&chunk, repeat);
         let left_out = if skips { 0 } else { 3 };
         let policy = if skips { OnBadRecord::Fail } else { OnBadRecord::Skip { limit: 3 } };
-        let rows = Rows { splits: vec![chunk], skips, left_out, opened: Arc::default() };
+        let rows = Rows { splits: vec![chunk], skips, left_out, ..Rows::default() };
         let directory = tempfile::tempdir().unwrap();
         let options = CacheOptions { access: Access::ALL[mode], ..OPTIONS };
         let open = || cached(&rows, shape, cache(directory.path(), options, 1 << 30), policy, 1);
@@ -59,7 +59,7 @@ proptest! {
         from in any::<u16>(),
     ) {
         let chunk = repeated(&chunk, 1200 / chunk.rows());
-        let rows = Rows { splits: vec![chunk], skips: true, left_out: 0, opened: Arc::default() };
+        let rows = Rows { splits: vec![chunk], skips: true, ..Rows::default() };
         let directory = tempfile::tempdir().unwrap();
         let open = || cached(&rows, shape, cache(directory.path(), OPTIONS, 1 << 30), OnBadRecord::Fail, 1);
         read(&open(), 0, 0, 100);
@@ -118,4 +118,15 @@ fn partially_read_splits_leave_no_file() {
     read(&source, 0, 10, 2048);
     drop(source);
     assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 0);
+}
+
+#[test]
+fn a_cached_source_has_the_filter_of_its_source() {
+    let directory = tempfile::tempdir().unwrap();
+    let (rows, shape) = numbered(1, 10);
+    for has_filter in [false, true] {
+        let rows = Rows { has_filter, ..rows.clone() };
+        let cache = cache(directory.path(), OPTIONS, 1 << 30);
+        assert_eq!(cached(&rows, shape, cache, OnBadRecord::Fail, 1).has_filter(), has_filter);
+    }
 }

@@ -58,6 +58,18 @@ fn missing_data() {
                 exit_code: 1,
                 stderr: &["the training data holds no rows"],
             },
+            Case {
+                name: "a filter that no row meets",
+                corrupt: |fixture| {
+                    fixture.edit(
+                        "batch_size",
+                        "filter = [{ column = \"x\", op = \">\", value = 99 }]\nbatch_size",
+                    );
+                },
+                arguments: TRAIN,
+                exit_code: 1,
+                stderr: &["the training data holds no rows that meet the filter"],
+            },
         ],
     );
 }

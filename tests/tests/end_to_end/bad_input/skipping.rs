@@ -40,6 +40,17 @@ fn more_bad_values_than_the_limit_fail_the_job() {
 }
 
 #[test]
+fn data_of_nothing_but_bad_values_is_an_error_with_the_last() {
+    let fixture = Fixture::new();
+    let x = Float64Array::from(vec![f64::NAN; ROWS]);
+    fixture.train().with("x", x).write_parquet(&fixture.path("train.parquet"));
+    let ended = train(&fixture, &["data.on_bad_record=skip", "data.max_bad_records=1000"]).with_code(1);
+    let wanted =
+        "the training data holds no usable rows: 300 bad records skipped; the last: train.parquet: record ";
+    assert!(ended.stderr.contains(wanted), "{}", ended.stderr);
+}
+
+#[test]
 fn damaged_records_are_skipped_counted_and_reported() {
     let fixture = Fixture::new();
     let path = fixture.path("train.tfrecord");
