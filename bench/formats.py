@@ -95,6 +95,10 @@ def streaming_mds(directory):
     return streamed(directory / "clicks" / "mds", BATCH, os.cpu_count())
 
 
+def streaming_mds_alone(directory):
+    return streamed(directory / "clicks" / "mds", BATCH, 0)
+
+
 def datasets_jsonl(directory):
     import datasets
     import torch
@@ -111,10 +115,6 @@ def pyarrow_jsonl(directory):
 
     files = sorted((directory / "clicks").glob("*.jsonl"))
     return rate((arrow.read_json(file) for file in files), len)
-
-
-def streaming_mds_alone(directory):
-    return streamed(directory / "clicks" / "mds", BATCH, 0)
 
 
 def millstream_tar(directory):
